@@ -1,0 +1,71 @@
+//! Every bound of the system, with its unit in the name. A bound that depends on another says so in an assertion.
+
+use std::time::Duration;
+
+/// Length, checksum, id and flag in front of every stored message.
+pub const RECORD_HEADER_BYTES: u32 = 20;
+
+/// The original's clients refuse to decode a message body above this (wire-protocol, "4.4"): a put above it is refused.
+pub const MESSAGE_BYTES_MAX: u32 = 2 * 1024 * 1024 - RECORD_HEADER_BYTES;
+
+/// The longest header line accepted, CR LF not counted. The longest legal one (topic, transaction key, numbers) is
+/// below 2 KiB.
+pub const HEADER_LINE_BYTES_MAX: usize = 8 * 1024;
+
+/// A declared body above [`MESSAGE_BYTES_MAX`] and up to this is read and thrown away, so that the refusal reaches a
+/// client that shares its connection with others. Above it the connection is closed.
+pub const DISCARD_BYTES_MAX: u32 = 64 * 1024 * 1024;
+
+pub const TOPIC_NAME_BYTES_MAX: usize = 200;
+
+/// `transaction … timeout`, consumer groups: longer names are refused before they reach a map or a log line.
+pub const GROUP_NAME_BYTES_MAX: usize = 255;
+
+pub const BROKER_ID_MAX: u32 = 1023;
+
+/// Partition numbers are below this.
+pub const PARTITIONS_PER_TOPIC_MAX: u32 = 100_000;
+
+/// Segments are named by the offset of their first byte and addressed with 32 bits inside.
+pub const SEGMENT_BYTES_MIN: u32 = 1024;
+pub const SEGMENT_BYTES_MAX: u32 = i32::MAX as u32;
+
+/// What one get may return at most is `maxTransferSize`, within these.
+pub const TRANSFER_BYTES_MIN: u32 = 64;
+pub const TRANSFER_BYTES_MAX: u32 = 64 * 1024 * 1024;
+
+/// One write of the committer: it stops filling a batch beyond this.
+pub const BATCH_BYTES_MAX: u32 = 4 * 1024 * 1024;
+
+/// Bytes of put bodies accepted and not yet written, over all connections of a node; above it puts get 503.
+pub const APPEND_QUEUE_BYTES_MAX: usize = 256 * 1024 * 1024;
+
+/// Answers outstanding on one connection; above it the connection is not read until some are sent.
+pub const CONNECTION_REPLIES_MAX: usize = 1024;
+
+/// Long polls parked on one connection; one more is answered at once.
+pub const CONNECTION_PARKED_MAX: usize = 100_000;
+
+/// A `get … wait=MS` waits at most this long.
+pub const LONG_POLL_MAX: Duration = Duration::from_secs(30);
+
+pub const CONNECTIONS_MAX: usize = 10_000;
+
+/// A connection without a byte in either direction for this long is closed (wire-protocol, "1.7").
+pub const CONNECTION_IDLE_MAX: Duration = Duration::from_secs(300);
+
+/// Segment files kept open, over all partitions of a store.
+pub const OPEN_FILES_MAX: usize = 1024;
+
+/// Bytes between two entries of a segment's index of record boundaries.
+pub const INDEX_INTERVAL_BYTES: u32 = 32 * 1024;
+
+/// A reader that finds unsynced bytes asks for a sync at most this often a partition.
+pub const READER_SYNC_INTERVAL_MIN: Duration = Duration::from_micros(200);
+
+const _: () = assert!(MESSAGE_BYTES_MAX + RECORD_HEADER_BYTES <= 2 * 1024 * 1024);
+const _: () = assert!(BATCH_BYTES_MAX > RECORD_HEADER_BYTES + MESSAGE_BYTES_MAX);
+const _: () = assert!(DISCARD_BYTES_MAX > MESSAGE_BYTES_MAX);
+const _: () = assert!(APPEND_QUEUE_BYTES_MAX as u64 > BATCH_BYTES_MAX as u64);
+const _: () = assert!(SEGMENT_BYTES_MAX as u64 + (RECORD_HEADER_BYTES + MESSAGE_BYTES_MAX) as u64 <= u32::MAX as u64);
+const _: () = assert!(HEADER_LINE_BYTES_MAX > 4 * (TOPIC_NAME_BYTES_MAX + GROUP_NAME_BYTES_MAX));
