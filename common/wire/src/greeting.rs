@@ -1,0 +1,127 @@
+use crate::line::unsigned64;
+use crate::text::Text;
+use std::fmt;
+use std::time::Duration;
+
+/// Which part a node plays for its broker id.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Role {
+    Master,
+    Slave,
+}
+
+/// What one node tells another in the trailing words of `version` and in the text of its answer.
+///
+/// Words that are not known, and known words with a malformed value, are ignored: the original ignores all of them,
+/// and a newer node may say more.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Greeting {
+    pub role: Role,
+    pub slave_id: Option<u32>,
+    /// 0 when not told.
+    pub epoch: u64,
+    /// The node's UUID; empty when not told.
+    pub node: Text,
+    /// The generation of the list of partitions.
+    pub catalog: Option<u64>,
+    /// The high mark of message ids.
+    pub ids: Option<i64>,
+    /// Asks that the answer wait until the catalog differs from `catalog`, at most this long.
+    pub wait: Option<Duration>,
+}
+
+impl Greeting {
+    pub fn new(role: Role) -> Greeting {
+        Greeting { role, slave_id: None, epoch: 0, node: Text::default(), catalog: None, ids: None, wait: None }
+    }
+
+    /// Reads the words of an answer's text, `VERSION role=master epoch=7 …`; `None` when no role is told, which is
+    /// how a broker that knows no greetings answers.
+    pub fn parse(text: &str) -> Option<Greeting> {
+        Greeting::from_words(text.split(' ').map(str::as_bytes))
+    }
+
+    pub(crate) fn from_words<'a>(words: impl Iterator<Item = &'a [u8]>) -> Option<Greeting> {
+        let mut role = None;
+        let mut greeting = Greeting::new(Role::Slave);
+        for (name, value) in words.filter_map(named_value) {
+            match name {
+                b"role" => {
+                    role = match value {
+                        b"master" => Some(Role::Master),
+                        b"slave" => Some(Role::Slave),
+                        _ => role,
+                    }
+                }
+                b"id" => greeting.slave_id = unsigned64(value).and_then(|id| u32::try_from(id).ok()),
+                b"epoch" => greeting.epoch = unsigned64(value).unwrap_or(0),
+                b"node" => greeting.node = Text::from(&*String::from_utf8_lossy(value)),
+                b"catalog" => greeting.catalog = unsigned64(value),
+                b"ids" => greeting.ids = std::str::from_utf8(value).ok().and_then(|ids| ids.parse().ok()),
+                b"wait" => greeting.wait = unsigned64(value).map(Duration::from_millis),
+                _ => {}
+            }
+        }
+        role.map(|role| Greeting { role, ..greeting })
+    }
+}
+
+/// Splits a trailing word `name=value`.
+pub(crate) fn named_value(word: &[u8]) -> Option<(&[u8], &[u8])> {
+    let equals = memchr::memchr(b'=', word)?;
+    Some((&word[..equals], &word[equals + 1..]))
+}
+
+/// The words as they travel, without a blank in front.
+impl fmt::Display for Greeting {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self.role {
+            Role::Master => "role=master",
+            Role::Slave => "role=slave",
+        })?;
+        if let Some(id) = self.slave_id {
+            write!(f, " id={id}")?;
+        }
+        write!(f, " epoch={}", self.epoch)?;
+        if !self.node.is_empty() {
+            write!(f, " node={}", self.node)?;
+        }
+        if let Some(catalog) = self.catalog {
+            write!(f, " catalog={catalog}")?;
+        }
+        if let Some(ids) = self.ids {
+            write!(f, " ids={ids}")?;
+        }
+        if let Some(wait) = self.wait {
+            write!(f, " wait={}", wait.as_millis())?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_answer_is_read_after_its_version_text() {
+        let greeting = Greeting::parse("0.1.0 role=master epoch=7 node=ab-cd catalog=3 ids=-9").unwrap();
+        let expected = Greeting {
+            epoch: 7,
+            node: Text::from("ab-cd"),
+            catalog: Some(3),
+            ids: Some(-9),
+            ..Greeting::new(Role::Master)
+        };
+        assert_eq!(greeting, expected);
+        assert_eq!(greeting.to_string(), "role=master epoch=7 node=ab-cd catalog=3 ids=-9");
+        assert_eq!(Greeting::parse("1.4.6.2"), None);
+    }
+
+    #[test]
+    fn unknown_and_malformed_words_are_ignored() {
+        let greeting = Greeting::parse("role=slave id=x epoch=-1 ids=1e3 wait=+5 catalog= new=thing =").unwrap();
+        assert_eq!(greeting, Greeting::new(Role::Slave));
+        assert_eq!(Greeting::parse("role=king epoch=7"), None);
+    }
+}
