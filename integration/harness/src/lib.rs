@@ -1,1 +1,6 @@
+//! Real processes for tests: brokers on scratch directories and free ports, a ZooKeeper, raw sockets.
+//!
+//! Everything started here is a child of the test, is waited for by a condition, and ends with it.
 
+pub mod process;
+pub mod raw;
