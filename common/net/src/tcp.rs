@@ -1,0 +1,121 @@
+use rustix::io::Errno;
+use socket2::{Domain, Protocol, SockRef, Socket, TcpKeepalive, Type};
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::AsFd;
+use std::time::Duration;
+use tokio::io::Interest;
+use tokio::net::{TcpListener, TcpStream};
+
+/// Connections that may wait to be accepted, as the original's (wire-protocol, "1.1").
+pub const BACKLOG: u32 = 1000;
+
+/// A peer that vanished without a word is noticed after the first plus three further of these: one minute.
+const KEEPALIVE_IDLE: Duration = Duration::from_secs(30);
+const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(10);
+const KEEPALIVE_RETRIES: u32 = 3;
+
+/// Listens on `addr`, also while connections of a former process linger there. `[::]` takes IPv4 as well. Must be
+/// called within a tokio runtime.
+pub fn listen(addr: SocketAddr, backlog: u32) -> io::Result<TcpListener> {
+    let socket = Socket::new(Domain::for_address(addr), Type::STREAM.nonblocking(), Some(Protocol::TCP))?;
+    socket.set_reuse_address(true)?;
+    if addr.is_ipv6() {
+        socket.set_only_v6(false)?;
+    }
+    socket.bind(&addr.into())?;
+    socket.listen(i32::try_from(backlog).unwrap_or(i32::MAX))?;
+    TcpListener::from_std(socket.into())
+}
+
+/// Sends small answers at once and notices dead peers.
+pub fn tune(stream: &TcpStream) -> io::Result<()> {
+    let keepalive =
+        TcpKeepalive::new().with_time(KEEPALIVE_IDLE).with_interval(KEEPALIVE_INTERVAL).with_retries(KEEPALIVE_RETRIES);
+    stream.set_nodelay(true)?;
+    SockRef::from(stream).set_tcp_keepalive(&keepalive)
+}
+
+/// Sends up to `bytes` bytes of `file` from `position` on, within the kernel, in one try that does not wait for the
+/// socket: how many were taken, or [`io::ErrorKind::WouldBlock`] when the socket has no room; await
+/// [`TcpStream::writable`] then. It may wait for the disk when the bytes are not in the page cache. 0 means that the
+/// file ends at or before `position`.
+pub fn sendfile(stream: &TcpStream, file: impl AsFd, position: u64, bytes: usize) -> io::Result<usize> {
+    stream.try_io(Interest::WRITABLE, || {
+        let mut position = position;
+        loop {
+            match rustix::fs::sendfile(stream, &file, Some(&mut position), bytes) {
+                Err(Errno::INTR) => {}
+                sent => return Ok(sent?),
+            }
+        }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Write;
+    use tokio::io::AsyncReadExt;
+
+    async fn pair(addr: &str) -> (TcpStream, TcpStream) {
+        let listener = listen(addr.parse().unwrap(), BACKLOG).unwrap();
+        let (connected, accepted) = tokio::join!(TcpStream::connect(listener.local_addr().unwrap()), listener.accept());
+        (connected.unwrap(), accepted.unwrap().0)
+    }
+
+    #[tokio::test]
+    async fn streams_are_tuned() {
+        let (stream, _peer) = pair("127.0.0.1:0").await;
+        tune(&stream).unwrap();
+        assert!(stream.nodelay().unwrap());
+        assert!(SockRef::from(&stream).keepalive().unwrap());
+        assert_eq!(SockRef::from(&stream).tcp_keepalive_time().unwrap(), KEEPALIVE_IDLE);
+    }
+
+    #[tokio::test]
+    async fn a_port_is_free_again_at_once() {
+        let first = listen("127.0.0.1:0".parse().unwrap(), BACKLOG).unwrap();
+        let addr = first.local_addr().unwrap();
+        let (_stream, accepted) = tokio::join!(TcpStream::connect(addr), first.accept());
+        // The side that closes first lingers in TIME_WAIT.
+        drop((accepted, first));
+        listen(addr, BACKLOG).unwrap();
+    }
+
+    #[tokio::test]
+    async fn the_unspecified_ipv6_address_takes_ipv4_too() {
+        let Ok(listener) = listen("[::]:0".parse().unwrap(), BACKLOG) else { return }; // no IPv6 on this machine
+        let port = listener.local_addr().unwrap().port();
+        let (connected, _) = tokio::join!(TcpStream::connect(("127.0.0.1", port)), listener.accept());
+        connected.unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_file_goes_to_a_socket_in_pieces() {
+        let content: Vec<u8> = (0..8 << 20).map(|i: u32| (i % 251) as u8).collect();
+        let mut file = tempfile::tempfile().unwrap();
+        file.write_all(&content).unwrap();
+        let (stream, mut peer) = pair("127.0.0.1:0").await;
+        let (from, to) = (3usize, content.len());
+        let send = async {
+            let (mut at, mut waits) = (from, 0);
+            while at < to {
+                match sendfile(&stream, &file, at as u64, to - at) {
+                    Ok(sent) => at += sent,
+                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                        waits += 1;
+                        stream.writable().await.unwrap();
+                    }
+                    Err(error) => panic!("{error}"),
+                }
+            }
+            assert_eq!(sendfile(&stream, &file, to as u64, 1).unwrap(), 0);
+            waits
+        };
+        let mut received = vec![0; to - from];
+        let (waits, _) = tokio::join!(send, async { peer.read_exact(&mut received).await.unwrap() });
+        assert!(waits > 0, "8 MiB fitted into the socket's buffers");
+        assert!(received == content[from..]);
+    }
+}
