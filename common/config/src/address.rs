@@ -1,0 +1,136 @@
+//! Which address clients are told, and where to listen. Choosing is a plain function of what [`Local::look`] found;
+//! `hostName` is never resolved.
+
+use crate::zookeeper::ZooKeeper;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs, UdpSocket};
+
+/// The host of `meta://HOST:PORT`, and a sentence for the log on why it was chosen.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Advertised {
+    /// A name, an IPv4 address, or an IPv6 address in brackets without a zone.
+    pub host: String,
+    pub why: String,
+}
+
+/// What this machine knows of its own addresses.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Local {
+    /// The local end of a way to a member of the ensemble.
+    pub toward_zookeeper: Option<IpAddr>,
+    /// The local end of the way to the rest of the world.
+    pub toward_world: Option<IpAddr>,
+    /// Every address of every interface, in the system's order.
+    pub interfaces: Vec<IpAddr>,
+}
+
+impl Local {
+    /// Asks the system; sends nothing. Resolving the names of the ensemble may block.
+    pub fn look(zookeeper: &ZooKeeper) -> Local {
+        let servers = if zookeeper.enable { zookeeper.servers() } else { Vec::new() };
+        let members = servers.iter().filter_map(|(host, port)| (host.as_str(), *port).to_socket_addrs().ok()).flatten();
+        // Addresses reserved for documentation: nobody's, so the route to them is the default one.
+        let world = [IpAddr::from(Ipv4Addr::new(192, 0, 2, 1)), Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1).into()];
+        Local {
+            toward_zookeeper: members.filter_map(local_end).find(is_reachable),
+            toward_world: world.into_iter().filter_map(|ip| local_end(SocketAddr::new(ip, 9))).find(is_reachable),
+            interfaces: if_addrs::get_if_addrs()
+                .map(|interfaces| interfaces.iter().map(if_addrs::Interface::ip).collect())
+                .unwrap_or_default(),
+        }
+    }
+}
+
+/// Chooses: `hostName` as it is written; else `bindHost` when it names one address; else the address used to reach
+/// ZooKeeper; else that of the default route; else the first that other machines can reach, IPv4 first; else loopback.
+pub fn advertised(host_name: Option<&str>, bind_host: Option<IpAddr>, local: &Local) -> Advertised {
+    let because = |ip: IpAddr, why: &str| Advertised { host: in_url(ip), why: why.to_owned() };
+    if let Some(name) = host_name {
+        let host = parse_ip(name).map_or_else(|| name.to_owned(), in_url);
+        return Advertised { host, why: "hostName says so".to_owned() };
+    }
+    if let Some(ip) = bind_host.filter(|ip| !ip.is_unspecified()) {
+        return because(ip, "bindHost says to listen there only, and hostName is empty");
+    }
+    if let Some(ip) = local.toward_zookeeper.filter(is_reachable) {
+        return because(ip, "it is the address used to reach ZooKeeper, and hostName is empty");
+    }
+    if let Some(ip) = local.toward_world.filter(is_reachable) {
+        return because(ip, "it is the address of the default route, and hostName is empty");
+    }
+    let mut reachable: Vec<IpAddr> = local.interfaces.iter().copied().filter(is_reachable).collect();
+    reachable.sort_by_key(IpAddr::is_ipv6);
+    match reachable.first() {
+        Some(ip) => because(*ip, "it is the first address of an interface, and hostName is empty"),
+        None => because(
+            Ipv4Addr::LOCALHOST.into(),
+            "no interface has an address that others can reach; set hostName to be found from other machines",
+        ),
+    }
+}
+
+/// `bindHost`, else every interface: of both families when an IPv6 address is advertised, else of IPv4.
+pub fn listen_on(bind_host: Option<IpAddr>, advertised: &Advertised) -> IpAddr {
+    match bind_host {
+        Some(ip) => ip,
+        None if advertised.host.starts_with('[') => Ipv6Addr::UNSPECIFIED.into(),
+        None => Ipv4Addr::UNSPECIFIED.into(),
+    }
+}
+
+/// Whether `hostName` can be published; the error reads on after the text.
+///
+/// Clients find no host in a URL whose host name holds an underscore, or whose last label begins with a digit
+/// (client-behaviour, "1.2 Connections").
+pub(crate) fn check_host_name(text: &str) -> Result<String, String> {
+    if parse_ip(text).is_some() {
+        return Ok(text.to_owned());
+    }
+    if text.contains('_') {
+        return Err("holds an underscore, and Java clients cannot connect to such a name; \
+                    give this machine another name or write its address"
+            .to_owned());
+    }
+    let name = text.strip_suffix('.').unwrap_or(text);
+    let label_fits = |label: &str| {
+        let inner = |b: u8| b.is_ascii_alphanumeric() || b == b'-';
+        !label.is_empty() && label.bytes().all(inner) && !label.starts_with('-') && !label.ends_with('-')
+    };
+    let last = name.rsplit('.').next().unwrap_or(name);
+    if !name.split('.').all(label_fits) || !last.starts_with(|c: char| c.is_ascii_alphabetic()) {
+        return Err("is neither a host name nor an IP address; write it without port, blanks or path".to_owned());
+    }
+    Ok(text.to_owned())
+}
+
+/// An address with or without brackets; a zone is dropped, as it means nothing to anyone else.
+fn parse_ip(text: &str) -> Option<IpAddr> {
+    let bare = text.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')).unwrap_or(text);
+    match bare.split_once('%') {
+        Some((address, _)) => address.parse::<Ipv6Addr>().ok().map(IpAddr::from),
+        None => bare.parse().ok(),
+    }
+}
+
+fn in_url(ip: IpAddr) -> String {
+    match ip {
+        IpAddr::V4(ip) => ip.to_string(),
+        IpAddr::V6(ip) => format!("[{ip}]"),
+    }
+}
+
+/// From other machines: neither loopback nor link-local, which needs a zone.
+fn is_reachable(ip: &IpAddr) -> bool {
+    let link_local = match ip {
+        IpAddr::V4(ip) => ip.is_link_local(),
+        IpAddr::V6(ip) => ip.is_unicast_link_local(),
+    };
+    !ip.is_loopback() && !ip.is_unspecified() && !link_local
+}
+
+/// The address from which datagrams would leave for `to`; connecting a UDP socket sends none.
+fn local_end(to: SocketAddr) -> Option<IpAddr> {
+    let any: IpAddr = if to.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
+    let socket = UdpSocket::bind((any, 0)).ok()?;
+    socket.connect(to).ok()?;
+    Some(socket.local_addr().ok()?.ip())
+}

@@ -1,0 +1,184 @@
+use crate::address::check_host_name;
+use crate::keys::{self, Key};
+use crate::policy::{DeletePolicy, DeleteWhen};
+use crate::values::Values;
+use metaq_types::BrokerId;
+use std::net::IpAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// `[system]`: the node itself, and what topics take when they say nothing (configuration, "4. `[system]`").
+///
+/// Relative paths are relative to the directory the process was started in, as with the original.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct System {
+    pub broker_id: BrokerId,
+    /// What clients are told; `None`: found at start, see [`crate::address`].
+    pub host_name: Option<String>,
+    /// Where to listen; `None`: every interface, see [`crate::address::listen_on`].
+    pub bind_host: Option<IpAddr>,
+    /// 0: any free port.
+    pub server_port: u16,
+    /// 0: off.
+    pub dashboard_http_port: u16,
+    pub data_path: PathBuf,
+    pub data_log_path: PathBuf,
+    /// Puts are refused below this; 0: only when the disk is full.
+    pub min_free_disk_bytes: u64,
+    pub num_partitions: u32,
+    /// As [`crate::Topic::unflush_threshold`].
+    pub unflush_threshold: u32,
+    pub unflush_interval: Duration,
+    /// Bytes.
+    pub max_segment_size: u32,
+    /// Bytes in the answer to one get.
+    pub max_transfer_size: u32,
+    pub delete_policy: DeletePolicy,
+    pub delete_when: DeleteWhen,
+    pub accept_publish: bool,
+    pub accept_subscribe: bool,
+    pub stat: bool,
+    pub update_consumer_offsets: bool,
+    pub flush_tx_log_at_commit: FlushTxLog,
+    pub max_checkpoints: u32,
+    pub checkpoint_interval: Duration,
+    pub max_tx_timeout_timer_capacity: u32,
+    pub max_tx_timeout: Duration,
+}
+
+/// `flushTxLogAtCommit`: when the transaction journal is synced (transactions, "6. Durability").
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FlushTxLog {
+    Never,
+    BeforeAnswer,
+    EverySecond,
+}
+
+impl FlushTxLog {
+    fn from_number(number: i64) -> FlushTxLog {
+        match number {
+            0 => FlushTxLog::Never,
+            2 => FlushTxLog::EverySecond,
+            _ => FlushTxLog::BeforeAnswer,
+        }
+    }
+
+    fn number(self) -> u8 {
+        match self {
+            FlushTxLog::Never => 0,
+            FlushTxLog::BeforeAnswer => 1,
+            FlushTxLog::EverySecond => 2,
+        }
+    }
+}
+
+impl System {
+    pub(crate) fn parse(values: &mut Values<'_>) -> System {
+        let data_path = data_path(values);
+        let data_log_path = values.text(&keys::DATA_LOG_PATH).map_or_else(|| data_path.clone(), PathBuf::from);
+        check_without_effect(values);
+        System {
+            broker_id: broker_id(values),
+            host_name: values.parsed(&keys::HOST_NAME, check_host_name),
+            bind_host: values.parsed(&keys::BIND_HOST, parse_bind_host),
+            server_port: values.unsigned(&keys::SERVER_PORT),
+            dashboard_http_port: values.unsigned(&keys::DASHBOARD_HTTP_PORT),
+            data_path,
+            data_log_path,
+            min_free_disk_bytes: values.unsigned(&keys::MIN_FREE_DISK_BYTES),
+            num_partitions: values.unsigned(&keys::NUM_PARTITIONS),
+            unflush_threshold: threshold(values.integer(&keys::UNFLUSH_THRESHOLD)),
+            unflush_interval: values.millis(&keys::UNFLUSH_INTERVAL),
+            max_segment_size: values.unsigned(&keys::MAX_SEGMENT_SIZE),
+            max_transfer_size: values.unsigned(&keys::MAX_TRANSFER_SIZE),
+            delete_policy: values
+                .parsed(&keys::DELETE_POLICY, str::parse)
+                .unwrap_or_else(|| default(&keys::DELETE_POLICY)),
+            delete_when: values.parsed(&keys::DELETE_WHEN, str::parse).unwrap_or_else(|| default(&keys::DELETE_WHEN)),
+            accept_publish: values.bool(&keys::ACCEPT_PUBLISH),
+            accept_subscribe: values.bool(&keys::ACCEPT_SUBSCRIBE),
+            stat: values.bool(&keys::STAT),
+            update_consumer_offsets: values.bool(&keys::UPDATE_CONSUMER_OFFSETS),
+            flush_tx_log_at_commit: FlushTxLog::from_number(values.integer(&keys::FLUSH_TX_LOG_AT_COMMIT)),
+            max_checkpoints: values.unsigned(&keys::MAX_CHECKPOINTS),
+            checkpoint_interval: values.millis(&keys::CHECKPOINT_INTERVAL),
+            max_tx_timeout_timer_capacity: values.unsigned(&keys::MAX_TX_TIMEOUT_TIMER_CAPACITY),
+            max_tx_timeout: Duration::from_secs(values.unsigned(&keys::MAX_TX_TIMEOUT_IN_SECONDS)),
+        }
+    }
+
+    /// Each setting as one would write it in the file.
+    pub fn settings(&self) -> Vec<(&'static Key, String)> {
+        vec![
+            (&keys::BROKER_ID, self.broker_id.to_string()),
+            (&keys::HOST_NAME, self.host_name.clone().unwrap_or_default()),
+            (&keys::BIND_HOST, self.bind_host.map(|host| host.to_string()).unwrap_or_default()),
+            (&keys::SERVER_PORT, self.server_port.to_string()),
+            (&keys::DASHBOARD_HTTP_PORT, self.dashboard_http_port.to_string()),
+            (&keys::DATA_PATH, self.data_path.display().to_string()),
+            (&keys::DATA_LOG_PATH, self.data_log_path.display().to_string()),
+            (&keys::MIN_FREE_DISK_BYTES, self.min_free_disk_bytes.to_string()),
+            (&keys::NUM_PARTITIONS, self.num_partitions.to_string()),
+            (&keys::UNFLUSH_THRESHOLD, self.unflush_threshold.to_string()),
+            (&keys::UNFLUSH_INTERVAL, self.unflush_interval.as_millis().to_string()),
+            (&keys::MAX_SEGMENT_SIZE, self.max_segment_size.to_string()),
+            (&keys::MAX_TRANSFER_SIZE, self.max_transfer_size.to_string()),
+            (&keys::DELETE_POLICY, self.delete_policy.to_string()),
+            (&keys::DELETE_WHEN, self.delete_when.to_string()),
+            (&keys::ACCEPT_PUBLISH, self.accept_publish.to_string()),
+            (&keys::ACCEPT_SUBSCRIBE, self.accept_subscribe.to_string()),
+            (&keys::STAT, self.stat.to_string()),
+            (&keys::UPDATE_CONSUMER_OFFSETS, self.update_consumer_offsets.to_string()),
+            (&keys::FLUSH_TX_LOG_AT_COMMIT, self.flush_tx_log_at_commit.number().to_string()),
+            (&keys::MAX_CHECKPOINTS, self.max_checkpoints.to_string()),
+            (&keys::CHECKPOINT_INTERVAL, self.checkpoint_interval.as_millis().to_string()),
+            (&keys::MAX_TX_TIMEOUT_TIMER_CAPACITY, self.max_tx_timeout_timer_capacity.to_string()),
+            (&keys::MAX_TX_TIMEOUT_IN_SECONDS, self.max_tx_timeout.as_secs().to_string()),
+        ]
+    }
+}
+
+/// `unflushThreshold` below 0 means the same as 0.
+pub(crate) fn threshold(value: i64) -> u32 {
+    u32::try_from(value.max(0)).expect("the key's range lies within 32 bits")
+}
+
+fn broker_id(values: &mut Values<'_>) -> BrokerId {
+    BrokerId::new(values.integer(&keys::BROKER_ID)).expect("the key's range is that of broker ids")
+}
+
+fn default<T: std::str::FromStr<Err = String>>(key: &Key) -> T {
+    let keys::Presence::Default(text) = key.presence else { panic!("{} has no default", key.name) };
+    text.parse().expect("the key's default is valid")
+}
+
+fn data_path(values: &mut Values<'_>) -> PathBuf {
+    if let Some(entry) = values.entry(&keys::DATA_PATH) {
+        return PathBuf::from(&entry.value);
+    }
+    match std::env::home_dir() {
+        Some(home) => home.join("meta"),
+        None => {
+            values.missing(&keys::DATA_PATH, "data");
+            PathBuf::from("data")
+        }
+    }
+}
+
+fn parse_bind_host(text: &str) -> Result<IpAddr, String> {
+    let bare = text.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')).unwrap_or(text);
+    bare.parse().map_err(|_| "is not an IP address to listen on; write for example 0.0.0.0 or ::".to_owned())
+}
+
+fn check_without_effect(values: &mut Values<'_>) {
+    for key in keys::SYSTEM.iter().filter(|key| key.without_effect) {
+        let Some(entry) = values.entry(key) else { continue };
+        match key.kind {
+            keys::Kind::Integer { .. } => drop(values.integer(key)),
+            keys::Kind::Bool => drop(values.bool(key)),
+            keys::Kind::Text => {
+                values.findings.warn(entry.line, format!("{} has no effect: {}", key.name, key.meaning));
+            }
+        }
+    }
+}
