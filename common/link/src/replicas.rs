@@ -165,10 +165,9 @@ fn millis_between(earlier: Instant, later: Instant) -> u64 {
     u64::try_from(later.saturating_duration_since(earlier).as_millis()).unwrap_or(u64::MAX)
 }
 
-/// The body of the answer to `stats replicas`.
+/// The lines of the answer to `stats replicas`, without the frame of `STATS` and `END`.
 pub fn write_stats(lines: &[ReplicaLine]) -> String {
-    let mut text = String::with_capacity(16 + lines.len() * 112);
-    text.push_str("STATS\r\n");
+    let mut text = String::with_capacity(lines.len() * 112);
     for line in lines {
         let ReplicaLine { slave, address, partition, confirmed, end, lag_bytes, behind_ms, connected } = line;
         let PartitionId { topic, number } = partition;
@@ -179,7 +178,6 @@ pub fn write_stats(lines: &[ReplicaLine]) -> String {
         )
         .expect("a String takes every write");
     }
-    text.push_str("END\r\n");
     text
 }
 
@@ -333,10 +331,10 @@ mod tests {
         let text = write_stats(std::slice::from_ref(&line));
         assert_eq!(
             text,
-            "STATS\r\nslave 2 10.0.0.7:49152 a-b-订单 12 confirmed 10 end 30 lag_bytes 20 behind_ms 40 \
-             connected false\r\nEND\r\n"
+            "slave 2 10.0.0.7:49152 a-b-订单 12 confirmed 10 end 30 lag_bytes 20 behind_ms 40 \
+             connected false\r\n"
         );
-        assert_eq!(parse_stats(&text), Ok(vec![line]));
+        assert_eq!(parse_stats(&format!("STATS\r\n{text}END\r\n")), Ok(vec![line]));
         assert_eq!(parse_stats("STATS\r\nEND\r\n"), Ok(vec![]));
         assert!(parse_stats("slave 2 x").is_err());
     }

@@ -1,0 +1,554 @@
+//! How one partition of a slave follows its master: a machine without I/O.
+//!
+//! The driver asks [`Pull::next_get`], sends that get, hands the answer to [`Pull::on_answer`] and does the [`Step`] it
+//! gets back. The position is the end of the slave's own log. Bytes are appended only where that log ends and only after
+//! every record in them was checked; whatever does not fit stops this partition with a [`Stop`] that says what to do.
+//! There is no way back and no way to skip: neither a bad record nor a gap can make the log grow wrongly.
+
+use std::fmt;
+use std::time::Duration;
+
+use bytes::Bytes;
+use metaq_types::Offset;
+use metaq_types::limits::{RECORD_HEADER_BYTES, TRANSFER_BYTES_MAX};
+use metaq_wire::{RecordHeader, Records, ValueExtra};
+
+/// Bad answers in a row to one get before the partition stops.
+pub const FAULTS_MAX: u32 = 6;
+
+const FAULT_PAUSE_MIN: Duration = Duration::from_millis(100);
+const FAULT_PAUSE_MAX: Duration = Duration::from_secs(2);
+
+/// One partition of the slave, as far as following goes.
+#[derive(Debug)]
+pub struct Pull {
+    log: Log,
+    stop: Option<Stop>,
+    /// The furthest end of the master this slave has heard of.
+    master_end: Option<Offset>,
+    /// Bytes came without word of the master's end: more may wait.
+    more: bool,
+    /// The record at the position is this large, header included: a smaller get cannot deliver it.
+    needed_bytes: Option<u32>,
+    /// Bad answers since the last good one.
+    faults: u32,
+    /// Polls answered with nothing before their time since the last bytes came.
+    misses: u32,
+}
+
+/// What the slave holds of the partition.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Log {
+    /// Nothing yet; it will begin at `from`, as far as is known.
+    Absent { from: Offset },
+    /// A log with its first and its next offset.
+    Present { first: Offset, end: Offset },
+}
+
+/// Why a partition is no longer copied. It is looked at again when the link next connects.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Stop {
+    /// The master no longer has what this slave needs next.
+    Gap { own_end: Offset, master_first: Offset },
+    /// The slave's log goes on where the master's ends.
+    Diverged { own_end: Offset, master_end: Offset },
+    /// The master delivers a record that fails its checks, again and again.
+    Corrupt { at: Offset, reason: String },
+    /// The record is larger than what the master hands out at once.
+    TooLarge { at: Offset, record_bytes: u32, delivered_bytes: u32 },
+    /// The slave cannot store it.
+    Local { at: Offset, reason: String },
+}
+
+/// The next get of a partition.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct NextGet {
+    pub offset: Offset,
+    /// Bytes are known to wait at the master; otherwise the get is a long poll.
+    pub waiting: bool,
+    /// Ask for no fewer bytes than this.
+    pub bytes_min: u32,
+}
+
+/// The master's answer to a get.
+#[derive(Debug, Clone)]
+pub enum Answer {
+    Value {
+        body: Bytes,
+        extra: Option<ValueExtra>,
+    },
+    /// Nothing at this offset, or nothing yet; `early` when the master did not wait as long as it was asked to.
+    Nothing {
+        early: bool,
+    },
+    /// The master has no such partition.
+    NoPartition {
+        early: bool,
+    },
+    /// 301: go on there.
+    Moved(Offset),
+    /// An answer that says nothing about the log (overload, a closed partition, an error text).
+    Refused,
+}
+
+/// What the driver does next.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Step {
+    /// The next get, at once.
+    Get,
+    /// The next get after this pause.
+    Pause(Duration),
+    /// Create the empty log, which begins at `first`; then [`Pull::on_created`].
+    Create { first: Offset },
+    /// Append these checked, whole records (creating the log at `at` when it is absent), then [`Pull::on_appended`].
+    /// `segment` is the start of the master's segment they lie in, where the master says it.
+    Append { at: Offset, segment: Option<Offset>, bytes: Bytes },
+    /// The partition has stopped: [`Pull::stopped`] says why.
+    Stop,
+}
+
+impl Pull {
+    pub fn new(log: Log) -> Pull {
+        Pull { log, stop: None, master_end: None, more: false, needed_bytes: None, faults: 0, misses: 0 }
+    }
+
+    pub fn log(&self) -> Log {
+        self.log
+    }
+
+    /// The next offset wanted: the end of the slave's own log.
+    pub fn position(&self) -> Offset {
+        match self.log {
+            Log::Absent { from } => from,
+            Log::Present { end, .. } => end,
+        }
+    }
+
+    pub fn stopped(&self) -> Option<&Stop> {
+        self.stop.as_ref()
+    }
+
+    pub fn master_end(&self) -> Option<Offset> {
+        self.master_end
+    }
+
+    /// `None` once stopped.
+    pub fn next_get(&self) -> Option<NextGet> {
+        if self.stop.is_some() {
+            return None;
+        }
+        let offset = self.position();
+        let waiting = self.more || self.needed_bytes.is_some() || self.master_end.is_some_and(|end| end > offset);
+        Some(NextGet { offset, waiting, bytes_min: self.needed_bytes.unwrap_or(0) })
+    }
+
+    /// The master listed this partition: its log reaches from `first` to `end`. To be told only while no answer and no
+    /// append is outstanding, so that an end below the slave's own is a fact and not an old message.
+    pub fn on_listing(&mut self, first: Offset, end: Offset) {
+        self.see_end(end);
+        match self.log {
+            Log::Absent { from } if from < first => self.log = Log::Absent { from: first },
+            Log::Present { end: own_end, .. } if end < own_end => {
+                self.stop = Some(Stop::Diverged { own_end, master_end: end });
+            }
+            _ => {}
+        }
+    }
+
+    /// `delay_max` is the longest pause between two polls of a master that does not wait (replication, "A5", 3).
+    pub fn on_answer(&mut self, answer: Answer, delay_max: Duration) -> Step {
+        match answer {
+            Answer::Value { body, extra } if body.is_empty() => {
+                if let Some(extra) = extra {
+                    self.see_end(extra.end);
+                }
+                self.nothing(true, delay_max)
+            }
+            Answer::Value { body, extra } => self.value(body, extra),
+            Answer::Nothing { early } => match self.log {
+                Log::Absent { from } => Step::Create { first: from },
+                Log::Present { .. } => self.nothing(early, delay_max),
+            },
+            Answer::NoPartition { early } => self.nothing(early, delay_max),
+            Answer::Moved(to) => self.moved(to),
+            Answer::Refused => {
+                self.faults = self.faults.saturating_add(1);
+                Step::Pause(fault_pause(self.faults))
+            }
+        }
+    }
+
+    pub fn on_created(&mut self, first: Offset) {
+        self.log = Log::Present { first, end: first };
+    }
+
+    /// The slave's log now ends at `end`.
+    pub fn on_appended(&mut self, end: Offset) {
+        let first = match self.log {
+            Log::Absent { from } => from,
+            Log::Present { first, .. } => first,
+        };
+        assert!(self.position() <= end, "a log does not become shorter by an append");
+        self.log = Log::Present { first, end };
+        self.needed_bytes = None;
+        self.faults = 0;
+        self.misses = 0;
+    }
+
+    /// The slave's own store refused to create or to append.
+    pub fn on_local_failure(&mut self, reason: String) {
+        self.stop = Some(Stop::Local { at: self.position(), reason });
+    }
+
+    fn see_end(&mut self, end: Offset) {
+        self.master_end = self.master_end.max(Some(end));
+    }
+
+    fn nothing(&mut self, early: bool, delay_max: Duration) -> Step {
+        self.faults = 0;
+        self.more = false;
+        if !early {
+            self.misses = 0;
+            return Step::Get;
+        }
+        self.misses = (self.misses + 1).min(10);
+        Step::Pause(delay_max * self.misses / 10)
+    }
+
+    fn moved(&mut self, to: Offset) -> Step {
+        match self.log {
+            Log::Absent { from } if to > from => {
+                self.log = Log::Absent { from: to };
+                Step::Get
+            }
+            Log::Present { end, .. } if to > end => {
+                self.see_end(to);
+                self.stop_with(Stop::Gap { own_end: end, master_first: to })
+            }
+            // A Java master with updateConsumerOffsets=true sends whoever is beyond its end back to it.
+            Log::Present { end, .. } if to < end => self.stop_with(Stop::Diverged { own_end: end, master_end: to }),
+            _ => self.fault("the master moves the reader to where it already is".to_owned()),
+        }
+    }
+
+    fn value(&mut self, body: Bytes, extra: Option<ValueExtra>) -> Step {
+        let at = self.position();
+        if let Some(extra) = &extra {
+            self.see_end(extra.end);
+            if extra.segment > at {
+                return self.fault(format!("the master names segment {}, which begins later", extra.segment));
+            }
+            if let Log::Absent { .. } = self.log
+                && extra.segment < at
+            {
+                // A log begins where a segment begins, or its file names would differ from the master's.
+                self.log = Log::Absent { from: extra.segment };
+                return Step::Get;
+            }
+        }
+        let checked = check(&body);
+        if checked.bytes > 0 {
+            self.more = extra.is_none();
+            let bytes = body.slice(..checked.bytes);
+            return Step::Append { at, segment: extra.map(|extra| extra.segment), bytes };
+        }
+        match checked.rest {
+            Rest::Bad(reason) => self.fault(reason),
+            Rest::Cut { needed_bytes } => self.cut(at, needed_bytes, body.len()),
+        }
+    }
+
+    /// Not one whole record came.
+    fn cut(&mut self, at: Offset, needed_bytes: u64, delivered_bytes: usize) -> Step {
+        let Some(needed) = u32::try_from(needed_bytes).ok().filter(|needed| *needed <= TRANSFER_BYTES_MAX) else {
+            return self.fault(format!("a record of {needed_bytes} bytes cannot be"));
+        };
+        if self.needed_bytes.is_some_and(|asked| asked >= needed) {
+            let delivered_bytes = u32::try_from(delivered_bytes).unwrap_or(u32::MAX);
+            return self.stop_with(Stop::TooLarge { at, record_bytes: needed, delivered_bytes });
+        }
+        self.needed_bytes = Some(needed);
+        Step::Get
+    }
+
+    fn fault(&mut self, reason: String) -> Step {
+        self.faults += 1;
+        if self.faults >= FAULTS_MAX {
+            return self.stop_with(Stop::Corrupt { at: self.position(), reason });
+        }
+        Step::Pause(fault_pause(self.faults))
+    }
+
+    fn stop_with(&mut self, stop: Stop) -> Step {
+        self.stop = Some(stop);
+        Step::Stop
+    }
+}
+
+/// Doubles from the second fault on.
+fn fault_pause(faults: u32) -> Duration {
+    FAULT_PAUSE_MIN.saturating_mul(1 << faults.saturating_sub(1).min(8)).min(FAULT_PAUSE_MAX)
+}
+
+/// The whole, checked records at the front of an answer, and what stands behind them.
+struct Checked {
+    bytes: usize,
+    rest: Rest,
+}
+
+enum Rest {
+    /// A record that is longer than the rest; at least this many bytes make it whole. Also an empty rest.
+    Cut {
+        needed_bytes: u64,
+    },
+    Bad(String),
+}
+
+fn check(body: &[u8]) -> Checked {
+    let mut records = Records::new(body);
+    let bad = records.by_ref().find_map(Result::err);
+    let bytes = records.position();
+    let rest = match (bad, records.rest().first_chunk()) {
+        (Some(bad), _) => Rest::Bad(bad.fault.to_string()),
+        (None, None) => Rest::Cut { needed_bytes: u64::from(RECORD_HEADER_BYTES) },
+        (None, Some(header)) => match RecordHeader::parse(header) {
+            Ok(header) => Rest::Cut { needed_bytes: header.record_bytes() },
+            Err(negative) => Rest::Bad(negative.to_string()),
+        },
+    };
+    Checked { bytes, rest }
+}
+
+impl fmt::Display for Stop {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Stop::Gap { own_end, master_first } => write!(
+                f,
+                "gap: the slave's log ends at {own_end} and the master's begins at {master_first}, the {} bytes between \
+                 are gone; to copy the partition afresh, stop the slave, move the partition's directory away, start it",
+                master_first.bytes_since(*own_end)
+            ),
+            Stop::Diverged { own_end, master_end } => write!(
+                f,
+                "diverged: the slave's log ends at {own_end}, {} bytes beyond the master's end {master_end}; nothing was \
+                 deleted; if the master is right, stop the slave, move the partition's directory away, start it",
+                own_end.bytes_since(*master_end)
+            ),
+            Stop::Corrupt { at, reason } => write!(
+                f,
+                "corrupt: what the master delivers at {at} failed its checks {FAULTS_MAX} times ({reason}); check the \
+                 master's disk, then restart the slave"
+            ),
+            Stop::TooLarge { at, record_bytes, delivered_bytes } => write!(
+                f,
+                "too large: the record at {at} has {record_bytes} bytes and the master delivers {delivered_bytes}; set \
+                 maxTransferSize on the master to at least {record_bytes}"
+            ),
+            Stop::Local { at, reason } => write!(f, "local: cannot store what follows {at}: {reason}"),
+        }
+    }
+}
+
+impl Stop {
+    /// One word for tables.
+    pub fn word(&self) -> &'static str {
+        match self {
+            Stop::Gap { .. } => "gap",
+            Stop::Diverged { .. } => "diverged",
+            Stop::Corrupt { .. } => "corrupt",
+            Stop::TooLarge { .. } => "too-large",
+            Stop::Local { .. } => "local",
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use bytes::BytesMut;
+    use metaq_types::MessageId;
+
+    use super::*;
+
+    const DELAY: Duration = Duration::from_millis(500);
+
+    fn at(offset: u64) -> Offset {
+        Offset::new(offset).unwrap()
+    }
+
+    fn record(id: i64, body: &[u8]) -> Bytes {
+        let mut bytes = BytesMut::from(&RecordHeader::of(MessageId(id), 0, body).encode()[..]);
+        bytes.extend_from_slice(body);
+        bytes.freeze()
+    }
+
+    fn records(count: i64) -> Bytes {
+        let mut bytes = BytesMut::new();
+        for id in 1..=count {
+            bytes.extend_from_slice(&record(id, b"0123456789"));
+        }
+        bytes.freeze()
+    }
+
+    fn value(body: Bytes, segment: u64, end: u64) -> Answer {
+        Answer::Value { body, extra: Some(ValueExtra { segment: at(segment), end: at(end), epoch: 0 }) }
+    }
+
+    fn present(first: u64, end: u64) -> Pull {
+        Pull::new(Log::Present { first: at(first), end: at(end) })
+    }
+
+    #[test]
+    fn whole_records_are_appended_and_the_torn_rest_is_asked_for_again() {
+        let mut pull = present(0, 300);
+        let body = records(3);
+        let torn = body.slice(..75);
+        let step = pull.on_answer(value(torn, 0, 390), DELAY);
+        assert_eq!(step, Step::Append { at: at(300), segment: Some(at(0)), bytes: body.slice(..60) });
+        pull.on_appended(at(360));
+        assert_eq!(pull.next_get(), Some(NextGet { offset: at(360), waiting: true, bytes_min: 0 }));
+        assert!(matches!(pull.on_answer(value(body.slice(60..), 0, 390), DELAY), Step::Append { .. }));
+        pull.on_appended(at(390));
+        assert_eq!(pull.next_get(), Some(NextGet { offset: at(390), waiting: false, bytes_min: 0 }));
+    }
+
+    #[test]
+    fn a_missing_log_begins_where_the_masters_begins() {
+        let mut pull = Pull::new(Log::Absent { from: Offset::ZERO });
+        assert_eq!(pull.on_answer(Answer::NoPartition { early: false }, DELAY), Step::Get);
+        assert_eq!(pull.on_answer(Answer::Moved(at(4096)), DELAY), Step::Get);
+        assert_eq!(pull.next_get().map(|get| get.offset), Some(at(4096)));
+        let step = pull.on_answer(value(records(1), 4096, 4126), DELAY);
+        assert!(matches!(step, Step::Append { at: first, .. } if first == at(4096)));
+        pull.on_appended(at(4126));
+        assert_eq!(pull.log(), Log::Present { first: at(4096), end: at(4126) });
+    }
+
+    #[test]
+    fn an_empty_log_of_the_master_is_created_with_its_first_offset() {
+        let mut pull = Pull::new(Log::Absent { from: Offset::ZERO });
+        pull.on_listing(at(5000), at(5000));
+        assert_eq!(pull.on_answer(Answer::Nothing { early: true }, DELAY), Step::Create { first: at(5000) });
+        pull.on_created(at(5000));
+        assert_eq!(pull.on_answer(Answer::Nothing { early: false }, DELAY), Step::Get);
+    }
+
+    #[test]
+    fn a_log_never_begins_inside_a_segment_of_the_master() {
+        let mut pull = Pull::new(Log::Absent { from: at(130) });
+        assert_eq!(pull.on_answer(value(records(1), 100, 500), DELAY), Step::Get);
+        assert_eq!(pull.position(), at(100));
+    }
+
+    #[test]
+    fn a_gap_stops_and_is_never_closed_up() {
+        let mut pull = present(0, 1000);
+        assert_eq!(pull.on_answer(Answer::Moved(at(5000)), DELAY), Step::Stop);
+        assert_eq!(pull.stopped(), Some(&Stop::Gap { own_end: at(1000), master_first: at(5000) }));
+        assert_eq!(pull.next_get(), None);
+        assert!(pull.stopped().unwrap().to_string().contains("the 4000 bytes between"));
+    }
+
+    #[test]
+    fn a_slave_beyond_its_master_stops() {
+        let mut pull = present(0, 1000);
+        pull.on_listing(at(0), at(900));
+        assert_eq!(pull.stopped(), Some(&Stop::Diverged { own_end: at(1000), master_end: at(900) }));
+
+        let mut pull = present(0, 1000);
+        assert_eq!(pull.on_answer(Answer::Moved(at(900)), DELAY), Step::Stop);
+        assert_eq!(pull.stopped(), Some(&Stop::Diverged { own_end: at(1000), master_end: at(900) }));
+
+        let mut level = present(0, 1000);
+        level.on_listing(at(0), at(1000));
+        assert_eq!(level.stopped(), None);
+    }
+
+    #[test]
+    fn a_record_larger_than_the_fetch_is_fetched_by_its_size() {
+        let mut pull = present(0, 0);
+        let big = record(1, &[7; 5000]);
+        assert_eq!(pull.on_answer(value(big.slice(..1000), 0, 5020), DELAY), Step::Get);
+        assert_eq!(pull.next_get(), Some(NextGet { offset: at(0), waiting: true, bytes_min: 5020 }));
+        assert!(matches!(pull.on_answer(value(big, 0, 5020), DELAY), Step::Append { .. }));
+        pull.on_appended(at(5020));
+        assert_eq!(pull.next_get().map(|get| get.bytes_min), Some(0));
+    }
+
+    #[test]
+    fn even_a_header_that_is_cut_is_fetched_whole() {
+        let mut pull = present(0, 0);
+        assert_eq!(pull.on_answer(value(records(1).slice(..7), 0, 30), DELAY), Step::Get);
+        assert_eq!(pull.next_get().map(|get| get.bytes_min), Some(20));
+        assert_eq!(pull.on_answer(value(records(1).slice(..20), 0, 30), DELAY), Step::Get);
+        assert_eq!(pull.next_get().map(|get| get.bytes_min), Some(30));
+    }
+
+    #[test]
+    fn a_master_that_cannot_deliver_a_record_is_told_the_size() {
+        let mut pull = present(0, 0);
+        let part = record(1, &[7; 5000]).slice(..1000);
+        pull.on_answer(value(part.clone(), 0, 5020), DELAY);
+        assert_eq!(pull.on_answer(value(part, 0, 5020), DELAY), Step::Stop);
+        let text = pull.stopped().unwrap().to_string();
+        assert!(text.contains("set maxTransferSize on the master to at least 5020"), "{text}");
+    }
+
+    #[test]
+    fn a_bad_record_stops_the_partition_after_some_tries_and_what_precedes_it_is_kept() {
+        let mut pull = present(0, 0);
+        let mut body = BytesMut::from(&records(3)[..]);
+        body[30 + 25] ^= 1;
+        let body = body.freeze();
+        let step = pull.on_answer(value(body.clone(), 0, 90), DELAY);
+        assert_eq!(step, Step::Append { at: at(0), segment: Some(at(0)), bytes: body.slice(..30) });
+        pull.on_appended(at(30));
+        for _ in 1..FAULTS_MAX {
+            assert!(matches!(pull.on_answer(value(body.slice(30..), 0, 90), DELAY), Step::Pause(_)));
+            assert_eq!(pull.position(), at(30));
+        }
+        assert_eq!(pull.on_answer(value(body.slice(30..), 0, 90), DELAY), Step::Stop);
+        assert!(matches!(pull.stopped(), Some(Stop::Corrupt { at: offset, .. }) if *offset == at(30)));
+    }
+
+    #[test]
+    fn a_bad_answer_that_heals_leaves_no_trace() {
+        let mut pull = present(0, 0);
+        let mut bad = BytesMut::from(&records(1)[..]);
+        bad[25] ^= 1;
+        pull.on_answer(value(bad.freeze(), 0, 30), DELAY);
+        assert!(matches!(pull.on_answer(value(records(1), 0, 30), DELAY), Step::Append { .. }));
+        pull.on_appended(at(30));
+        assert_eq!((pull.faults, pull.stopped()), (0, None));
+    }
+
+    #[test]
+    fn garbage_and_zeros_are_never_appended() {
+        for garbage in [vec![0xff; 64], vec![0; 64]] {
+            let mut pull = present(0, 0);
+            let answer = value(Bytes::from(garbage), 0, 64);
+            assert!(matches!(pull.on_answer(answer, DELAY), Step::Pause(_)));
+            assert_eq!(pull.position(), at(0));
+        }
+        let mut pull = present(0, 0);
+        let length = Bytes::from(vec![0x7f; 20]);
+        assert!(matches!(pull.on_answer(value(length, 0, 64), DELAY), Step::Pause(_)), "2 GiB are not asked for");
+    }
+
+    #[test]
+    fn a_master_that_does_not_wait_is_polled_ever_more_slowly() {
+        let mut pull = present(0, 0);
+        let mut pauses = Vec::new();
+        for _ in 0..12 {
+            if let Step::Pause(pause) = pull.on_answer(Answer::Nothing { early: true }, DELAY) {
+                pauses.push(pause.as_millis());
+            }
+        }
+        assert_eq!(pauses, [50, 100, 150, 200, 250, 300, 350, 400, 450, 500, 500, 500]);
+        let java = Answer::Value { body: records(1), extra: None };
+        assert!(matches!(pull.on_answer(java, DELAY), Step::Append { segment: None, .. }));
+        pull.on_appended(at(30));
+        assert_eq!(pull.next_get().map(|get| get.waiting), Some(true), "until it says that there is nothing");
+        assert_eq!(pull.on_answer(Answer::Nothing { early: true }, DELAY), Step::Pause(DELAY / 10));
+        assert_eq!(pull.next_get().map(|get| get.waiting), Some(false));
+    }
+}
