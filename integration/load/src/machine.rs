@@ -1,0 +1,264 @@
+//! What this machine can do at most, by programs so bare that no broker can beat them: the scale every other figure
+//! is read on. Run in the same minutes as the broker, since a shared machine is a different one an hour later.
+
+use crate::measure::{Latencies, LatencySummary};
+use anyhow::{Context, Result};
+use serde::Serialize;
+use std::fs::{self, File};
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+/// Messages of the round trips and of the small writes.
+const MESSAGE_BYTES: usize = 1024;
+/// One send, one read, one write of the streams; a broker's largest transfer.
+const CHUNK_BYTES: usize = 1024 * 1024;
+/// The stream into files starts a new one here and deletes the last, as a log with retention.
+const FILE_BYTES: u64 = 512 * 1024 * 1024;
+/// What the stream out of the page cache reads round and round.
+const CACHED_BYTES: u64 = 256 * 1024 * 1024;
+/// What is overwritten in place.
+const PREALLOCATED_BYTES: u64 = 64 * 1024 * 1024;
+const PIPE_BYTES: usize = 1024 * 1024;
+
+/// All rates a second; bytes in 10^6.
+#[derive(Debug, Clone, Default, Serialize)]
+pub(crate) struct Limits {
+    /// One connection, 1 KiB there and back, both ends blocking.
+    pub(crate) round_trips: f64,
+    pub(crate) round_trip: LatencySummary,
+    /// After an append of 1 KiB.
+    pub(crate) fdatasyncs_append: f64,
+    pub(crate) fdatasync_append: LatencySummary,
+    /// After overwriting 1 KiB of a file that has its blocks.
+    pub(crate) fdatasyncs_in_place: f64,
+    pub(crate) fdatasync_in_place: LatencySummary,
+    /// Appends of 1 MiB, each synced.
+    pub(crate) megabytes_synced: f64,
+    /// Page cache to loopback by sendfile; the receiver reads all.
+    pub(crate) megabytes_file_to_socket: f64,
+    /// Loopback to file by read and write.
+    pub(crate) megabytes_socket_to_file: f64,
+    /// Loopback to file through a pipe by splice.
+    pub(crate) megabytes_socket_to_file_spliced: f64,
+}
+
+impl Limits {
+    pub(crate) fn print(&self) {
+        println!("round trips of 1 KiB          {:>9.0} /s    {}", self.round_trips, self.round_trip);
+        println!("fdatasync after 1 KiB append  {:>9.0} /s    {}", self.fdatasyncs_append, self.fdatasync_append);
+        println!("fdatasync of 1 KiB in place   {:>9.0} /s    {}", self.fdatasyncs_in_place, self.fdatasync_in_place);
+        println!("appends of 1 MiB, each synced {:>9.0} MB/s", self.megabytes_synced);
+        println!("page cache to socket          {:>9.0} MB/s  (sendfile)", self.megabytes_file_to_socket);
+        println!("socket to file                {:>9.0} MB/s  (read, write)", self.megabytes_socket_to_file);
+        println!("socket to file                {:>9.0} MB/s  (splice)", self.megabytes_socket_to_file_spliced);
+    }
+}
+
+/// Measures everything for `each`, in a scratch directory under `dir` that is removed again. `dir` must lie on the
+/// disk the broker will write to.
+pub(crate) fn run(dir: &Path, each: Duration) -> Result<Limits> {
+    let scratch = tempfile::Builder::new()
+        .prefix("metaq-load-machine-")
+        .tempdir_in(dir)
+        .with_context(|| format!("cannot make a scratch directory in {}", dir.display()))?;
+    let dir = scratch.path();
+    let (round_trips, round_trip) = round_trips(each)?;
+    let (fdatasyncs_append, fdatasync_append) = syncs_after_append(&dir.join("append"), each)?;
+    let (fdatasyncs_in_place, fdatasync_in_place) = syncs_in_place(&dir.join("in-place"), each)?;
+    Ok(Limits {
+        round_trips,
+        round_trip,
+        fdatasyncs_append,
+        fdatasync_append,
+        fdatasyncs_in_place,
+        fdatasync_in_place,
+        megabytes_synced: synced_appends(&dir.join("synced"), each)?,
+        megabytes_file_to_socket: file_to_socket(&dir.join("cached"), each)?,
+        megabytes_socket_to_file: socket_to_file(dir, each, copy)?,
+        megabytes_socket_to_file_spliced: socket_to_file(dir, each, splice)?,
+    })
+}
+
+fn socket_pair() -> Result<(TcpStream, TcpStream)> {
+    let listener = TcpListener::bind("127.0.0.1:0")?;
+    let near = TcpStream::connect(listener.local_addr()?)?;
+    let (far, _) = listener.accept()?;
+    near.set_nodelay(true)?;
+    far.set_nodelay(true)?;
+    Ok((near, far))
+}
+
+/// Runs `step` until the time is over; each call is one event.
+fn repeat(each: Duration, mut step: impl FnMut(u64) -> Result<()>) -> Result<(f64, LatencySummary)> {
+    let mut latencies = Latencies::new();
+    let start = Instant::now();
+    let mut began = start;
+    let mut count = 0;
+    while began.duration_since(start) < each {
+        step(count)?;
+        let ended = Instant::now();
+        latencies.record(crate::measure::nanoseconds(ended - began));
+        began = ended;
+        count += 1;
+    }
+    Ok((count as f64 / start.elapsed().as_secs_f64(), latencies.summary()))
+}
+
+fn round_trips(each: Duration) -> Result<(f64, LatencySummary)> {
+    let (mut near, mut far) = socket_pair()?;
+    let echo = std::thread::spawn(move || {
+        let mut message = [0; MESSAGE_BYTES];
+        while far.read_exact(&mut message).is_ok() && far.write_all(&message).is_ok() {}
+    });
+    let mut message = [1; MESSAGE_BYTES];
+    let result = repeat(each, |_| {
+        near.write_all(&message)?;
+        near.read_exact(&mut message)?;
+        Ok(())
+    });
+    drop(near);
+    echo.join().expect("the echo thread never panics");
+    result
+}
+
+fn syncs_after_append(path: &Path, each: Duration) -> Result<(f64, LatencySummary)> {
+    let mut file = File::create_new(path)?;
+    repeat(each, |_| {
+        file.write_all(&[1; MESSAGE_BYTES])?;
+        Ok(file.sync_data()?)
+    })
+}
+
+fn syncs_in_place(path: &Path, each: Duration) -> Result<(f64, LatencySummary)> {
+    // Written, not only reserved: the first write to a reserved block changes the file's map of blocks.
+    let file = written_file(path, PREALLOCATED_BYTES)?;
+    file.sync_all()?;
+    repeat(each, |count| {
+        file.write_all_at(&[2; MESSAGE_BYTES], count * MESSAGE_BYTES as u64 % PREALLOCATED_BYTES)?;
+        Ok(file.sync_data()?)
+    })
+}
+
+fn synced_appends(path: &Path, each: Duration) -> Result<f64> {
+    let mut file = File::create_new(path)?;
+    let chunk = vec![3; CHUNK_BYTES];
+    let (per_second, _) = repeat(each, |_| {
+        file.write_all(&chunk)?;
+        Ok(file.sync_data()?)
+    })?;
+    Ok(per_second * CHUNK_BYTES as f64 / 1e6)
+}
+
+fn written_file(path: &Path, bytes: u64) -> Result<File> {
+    let mut file = File::options().read(true).write(true).create_new(true).open(path)?;
+    let chunk = vec![0; CHUNK_BYTES];
+    for _ in 0..bytes / CHUNK_BYTES as u64 {
+        file.write_all(&chunk)?;
+    }
+    Ok(file)
+}
+
+fn file_to_socket(path: &Path, each: Duration) -> Result<f64> {
+    let file = written_file(path, CACHED_BYTES)?;
+    let (near, mut far) = socket_pair()?;
+    let sender = std::thread::spawn(move || {
+        let mut position = 0;
+        // Ends when the other side closes.
+        while let Ok(sent) = rustix::fs::sendfile(&near, &file, Some(&mut position), CHUNK_BYTES) {
+            if position >= CACHED_BYTES || sent == 0 {
+                position = 0;
+            }
+        }
+    });
+    let mut buffer = vec![0; CHUNK_BYTES];
+    let mut bytes = 0;
+    let start = Instant::now();
+    while start.elapsed() < each {
+        bytes += far.read(&mut buffer)?;
+    }
+    let seconds = start.elapsed().as_secs_f64();
+    drop(far);
+    sender.join().expect("the sending thread never panics");
+    Ok(bytes as f64 / seconds / 1e6)
+}
+
+/// Moves what `from` has to `to` and returns how many bytes.
+type Mover = fn(from: &mut TcpStream, to: &mut File, scratch: &mut Scratch) -> Result<usize>;
+
+struct Scratch {
+    buffer: Vec<u8>,
+    pipe: (rustix::fd::OwnedFd, rustix::fd::OwnedFd),
+}
+
+fn copy(from: &mut TcpStream, to: &mut File, scratch: &mut Scratch) -> Result<usize> {
+    let bytes = from.read(&mut scratch.buffer)?;
+    to.write_all(&scratch.buffer[..bytes])?;
+    Ok(bytes)
+}
+
+fn splice(from: &mut TcpStream, to: &mut File, scratch: &mut Scratch) -> Result<usize> {
+    let (pipe_end, pipe_start) = &scratch.pipe;
+    let flags = rustix::pipe::SpliceFlags::MOVE;
+    let bytes = rustix::pipe::splice(from, None, pipe_start, None, PIPE_BYTES, flags)?;
+    let mut left = bytes;
+    while left > 0 {
+        left -= rustix::pipe::splice(pipe_end, None, &*to, None, left, flags)?;
+    }
+    Ok(bytes)
+}
+
+fn socket_to_file(dir: &Path, each: Duration, mover: Mover) -> Result<f64> {
+    let (mut near, mut far) = socket_pair()?;
+    let sender = std::thread::spawn(move || {
+        let chunk = vec![4; CHUNK_BYTES];
+        while near.write_all(&chunk).is_ok() {}
+    });
+    let pipe = rustix::pipe::pipe()?;
+    rustix::pipe::fcntl_setpipe_size(&pipe.0, PIPE_BYTES)?;
+    let mut scratch = Scratch { buffer: vec![0; CHUNK_BYTES], pipe };
+    let path = dir.join("received");
+    let mut file = File::create(&path)?;
+    let mut in_file = 0;
+    let mut bytes = 0;
+    let start = Instant::now();
+    while start.elapsed() < each {
+        let moved = mover(&mut far, &mut file, &mut scratch)? as u64;
+        bytes += moved;
+        in_file += moved;
+        if in_file >= FILE_BYTES {
+            fs::remove_file(&path)?;
+            file = File::create_new(&path)?;
+            in_file = 0;
+        }
+    }
+    let seconds = start.elapsed().as_secs_f64();
+    drop(far);
+    sender.join().expect("the sending thread never panics");
+    fs::remove_file(&path)?;
+    Ok(bytes as f64 / seconds / 1e6)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_limit_is_measured_and_nothing_is_left() {
+        let dir = tempfile::tempdir().unwrap();
+        let limits = run(dir.path(), Duration::from_millis(20)).unwrap();
+        let rates = [
+            limits.round_trips,
+            limits.fdatasyncs_append,
+            limits.fdatasyncs_in_place,
+            limits.megabytes_synced,
+            limits.megabytes_file_to_socket,
+            limits.megabytes_socket_to_file,
+            limits.megabytes_socket_to_file_spliced,
+        ];
+        assert!(rates.iter().all(|rate| *rate > 0.0), "{rates:?}");
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
+    }
+}
