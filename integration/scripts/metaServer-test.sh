@@ -1,0 +1,160 @@
+#!/usr/bin/env bash
+# Tests of scripts/metaServer.sh with a broker that behaves as told. The last line is "N passed, N failed".
+set -uo pipefail
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+work=$(mktemp -d /tmp/metaq-scripts.XXXXXX)
+base=$work/base
+passed=0 failed=0
+unset BASE_DIR METAQ_STOP_SECONDS METAQ_LOG_BYTES_MAX METAQ_RELOAD_SECONDS
+export METAQ_START_SECONDS=10 METAQ_BIN_DIR=$work/bin
+
+finish() {
+    local file
+    for file in "$work"/base*/logs/.run.pid; do
+        [ ! -f "$file" ] || kill -KILL "$(cat "$file")" 2>/dev/null
+    done
+    rm -rf "$work"
+}
+trap finish EXIT
+
+mkdir -p "$base/scripts" "$base/conf" "$work/bin"
+cp "$here/../../scripts/metaServer.sh" "$base/scripts/"
+# The interpreter itself: a wrapper script around it would lose the name it is started under.
+python=$(python3 -c "import sys; print(sys.executable)")
+for name in metaq-master metaq-slave; do
+    printf '#!/bin/bash\nexec -a "$0" "%s" "%s" "$@"\n' "$python" "$here/stand-in-broker.py" >"$work/bin/$name"
+    chmod +x "$work/bin/$name"
+done
+port=$(python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])')
+printf '[system]\r\n; serverPort=1\r\nserverPort=%s\r\n[topic=x]\r\nserverPort=2\r\n' "$port" >"$base/conf/server.ini"
+printf 'slaveId = 3\r\n' >"$base/conf/async_slave.properties"
+
+behave() { echo "${1:-}" >"$base/behave"; }
+# run EXPECTED_CODE PATTERN ARGUMENT...: the script's exit code, and a pattern its output has to contain
+run() {
+    local expected=$1 pattern=$2 out code=0
+    shift 2
+    out=$("${script:-$base/scripts/metaServer.sh}" "$@" 2>&1 </dev/null) || code=$?
+    if [ "$code" = "$expected" ] && grep -qE -- "$pattern" <<<"$out"; then
+        passed=$((passed + 1))
+    else
+        failed=$((failed + 1))
+        echo "FAIL line ${BASH_LINENO[0]}: metaServer.sh $*: exit code $code, expected $expected with '$pattern' in:"
+        sed 's/^/    /' <<<"$out"
+    fi
+}
+# holds WHAT COMMAND...
+holds() {
+    local what=$1
+    shift
+    if "$@" >/dev/null 2>&1; then passed=$((passed + 1)); else failed=$((failed + 1)); echo "FAIL $what"; fi
+}
+pid() { cat "$base/logs/.run.pid"; }
+
+behave slow
+run 3 'Broker is stopped' status
+run 1 'not running' stop
+run 0 'Broker is running. \(pid [0-9]+\)' start
+run 0 "Broker is running.*master, port $port" status
+run 1 'Broker is running' start
+run 0 '^item topics' stats -item topics
+run 0 'Broker is stopped' stop
+holds 'the pid file is gone after stop' test ! -e "$base/logs/.run.pid"
+run 69 'no broker answers' stats
+
+behave 'exit 70'
+run 70 'cannot go on' start
+run 3 'Broker is stopped' status
+behave
+
+# A pid that belongs to another process by now is no broker, and is not stopped.
+sleep 100 &
+sleeper=$!
+mkdir -p "$base/logs"
+echo $sleeper >"$base/logs/.run.pid"
+run 3 'Broker is stopped' status
+run 1 'not running' stop
+holds 'the other process lives' kill -0 $sleeper
+kill $sleeper
+
+# Another broker's process is not ours either, though it has the same name.
+mkdir -p "$work/base2/conf"
+sed 's/^serverPort.*/serverPort=1/' "$base/conf/server.ini" >"$work/base2/conf/server.ini"
+run 0 running start
+mkdir -p "$work/base2/logs"
+cp "$base/logs/.run.pid" "$work/base2/logs/"
+BASE_DIR=$work/base2 run 3 'Broker is stopped' status
+rm "$work/base2/logs/.run.pid"
+sed -i "s/^serverPort.*/serverPort=$port/" "$work/base2/conf/server.ini"
+BASE_DIR=$work/base2 run 1 "port $port is already served by process $(pid)" start
+run 0 stopped stop
+
+# Roles
+run 0 '--slave-id 3' start slave
+run 0 'running.*slave' status
+run 64 'unknown type' restart salve
+run 0 'running.*slave' status
+run 0 'metaq-slave.*--slave-id 3' restart slave
+run 0 'running' restart
+run 0 'running.*master' status
+holds 'restart without the word passes no slave id' bash -c "! grep arguments '$base/logs/metaServer.log' | tail -1 | grep -q slave-id"
+run 0 '--local' restart local
+run 0 stopped stop
+run 0 'starting it' restart
+run 0 stopped stop
+run 64 'synchronous replication' start samsa
+run 64 'synchronous replication' start gregor
+run 64 'unknown type' start nothing
+run 64 'not available yet' open-partitions -topic x
+run 1 usage
+run 1 usage nonsense
+run 0 usage help
+sed -i 's/3/three/' "$base/conf/async_slave.properties"
+run 78 "slaveId is 'three'" start slave
+
+# Stopping takes its time; only -f kills.
+behave ignore-term
+run 0 running start
+METAQ_STOP_SECONDS=1 run 1 'has not ended after 1 s' stop
+run 0 running status
+METAQ_STOP_SECONDS=1 run 0 'Killing.*' stop -f
+run 3 stopped status
+
+# Reload
+behave
+run 3 stopped reload
+run 0 running start
+run 0 'reload applied' reload
+cp "$base/conf/server.ini" "$work/good.ini"
+echo 'mistake=1' >>"$base/conf/server.ini"
+run 78 "server.ini:9: unknown key" reload
+cp "$work/good.ini" "$base/conf/server.ini"
+run 0 running status
+run 0 stopped stop
+behave refuse-reload
+run 0 running start
+run 1 'reload refused' reload
+run 0 stopped stop
+
+# A configuration with a mistake: the broker's own exit code
+behave
+echo 'mistake=1' >>"$base/conf/server.ini"
+run 78 "server.ini:9: unknown key" start
+cp "$work/good.ini" "$base/conf/server.ini"
+
+# Log files
+METAQ_LOG_BYTES_MAX=10 run 0 running start
+run 0 stopped stop
+holds 'the log was moved aside' test -s "$base/logs/metaServer.log.1"
+
+# Found through a symbolic link
+ln -s "$base/scripts/metaServer.sh" "$work/meta"
+script=$work/meta run 0 running start
+script=$work/meta run 0 stopped stop
+
+# Nothing of the caller's stays open: start returns although its output is a pipe.
+holds 'start in a pipe returns' timeout 20 bash -c "'$base/scripts/metaServer.sh' start | cat"
+run 0 stopped stop
+
+echo "$passed passed, $failed failed"
+[ $failed = 0 ]

@@ -1,0 +1,57 @@
+#!/usr/bin/env python3
+"""Stands in for a broker in the tests of metaServer.sh: answers `stats`, and does what the file BASE/behave says.
+
+behave: "exit N" (end at once with that code), "ignore-term", "slow" (answer only after a second), "refuse-reload".
+It takes the arguments of metaq-master and metaq-slave and logs them.
+"""
+import os
+import re
+import signal
+import socket
+import sys
+import threading
+import time
+
+
+def main():
+    print("arguments:", *sys.argv[1:], flush=True)
+    config = sys.argv[sys.argv.index("--config") + 1]
+    base = os.path.dirname(os.path.dirname(config))
+    with open(config, encoding="utf-8") as file:
+        text = file.read()
+    port = int(re.search(r"^serverPort=(\d+)", text, re.MULTILINE).group(1))
+    if "mistake" in text:
+        print("%s:9: unknown key 'mistake'" % config, flush=True)
+        sys.exit(78)
+    if "--check-config" in sys.argv:
+        return
+    behave = open(os.path.join(base, "behave"), encoding="utf-8").read().split() or [""]
+    if behave[0] == "exit":
+        print("cannot go on", flush=True)
+        sys.exit(int(behave[1]))
+    signal.signal(signal.SIGTERM, signal.SIG_IGN if behave[0] == "ignore-term" else lambda *_: os._exit(0))
+    verdict = "reload refused" if behave[0] == "refuse-reload" else "reload applied"
+    signal.signal(signal.SIGHUP, lambda *_: print(verdict, flush=True))
+    if behave[0] == "slow":
+        time.sleep(1)
+    serve(port, "--slave-id" in sys.argv)
+
+
+def serve(port, slave):
+    listener = socket.create_server(("127.0.0.1", port))
+    while True:
+        sock, _ = listener.accept()
+        threading.Thread(target=answer, args=(sock, slave), daemon=True).start()
+
+
+def answer(sock, slave):
+    with sock:
+        words = sock.makefile().readline().split()
+        if words[:1] == ["stats"]:
+            body = "STATS\r\npid %d\r\nslave %s\r\nitem %s\r\nEND\r\n" % (
+                os.getpid(), str(slave).lower(), "".join(words[1:]))
+            sock.sendall(b"result 200 %d 2147483647\r\n%s" % (len(body), body.encode()))
+
+
+if __name__ == "__main__":
+    main()
