@@ -208,13 +208,14 @@ reload() {
     size=$(stat -c %s "$log" 2>/dev/null || echo 0)
     kill -HUP "$pid" || die 1 "not allowed to signal process $pid: be its owner or root"
     deadline=$((SECONDS + reload_seconds))
-    until verdict=$(tail -c +$((size + 1)) "$log" | grep -E -m 1 'reload(ed)? .*(applied|unchanged|refused|failed)|configuration (reloaded|unchanged|refused)'); do
+    until verdict=$(tail -c +$((size + 1)) "$log" | grep -E -m 1 'reload (done|refused)|reload: the file has not changed'); do
         running_pid >/dev/null || die 1 "the broker ended while reloading: see $log"
         [ $SECONDS -lt $deadline ] || die 1 "the broker has not told the outcome after $reload_seconds s: see $log"
         sleep 0.1
     done
-    echo "$verdict"
-    ! grep -qE 'refused|failed' <<<"$verdict"
+    # The lines before the verdict say what changed, or what is wrong.
+    tail -c +$((size + 1)) "$log" | sed '/reload \(done\|refused\)\|reload: the file has not changed/q'
+    [[ $verdict != *'reload refused'* ]]
 }
 
 status() {

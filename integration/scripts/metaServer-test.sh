@@ -124,7 +124,7 @@ run 3 stopped status
 behave
 run 3 stopped reload
 run 0 running start
-run 0 'reload applied' reload
+run 0 'reload done' reload
 cp "$base/conf/server.ini" "$work/good.ini"
 echo 'mistake=1' >>"$base/conf/server.ini"
 run 78 "server.ini:9: unknown key" reload

@@ -30,7 +30,7 @@ def main():
         print("cannot go on", flush=True)
         sys.exit(int(behave[1]))
     signal.signal(signal.SIGTERM, signal.SIG_IGN if behave[0] == "ignore-term" else lambda *_: os._exit(0))
-    verdict = "reload refused" if behave[0] == "refuse-reload" else "reload applied"
+    verdict = "reload refused" if behave[0] == "refuse-reload" else "reload done differences=1"
     signal.signal(signal.SIGHUP, lambda *_: print(verdict, flush=True))
     if behave[0] == "slow":
         time.sleep(1)
