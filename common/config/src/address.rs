@@ -1,6 +1,8 @@
 //! Which address clients are told, and where to listen. Choosing is a plain function of what [`Local::look`] found;
 //! `hostName` is never resolved.
 
+use crate::broker::BrokerConfig;
+use crate::system::System;
 use crate::zookeeper::ZooKeeper;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs, UdpSocket};
 
@@ -9,7 +11,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs, UdpSocket}
 pub struct Advertised {
     /// A name, an IPv4 address, or an IPv6 address in brackets without a zone.
     pub host: String,
-    pub why: String,
+    pub reason: String,
 }
 
 /// What this machine knows of its own addresses.
@@ -40,16 +42,23 @@ impl Local {
     }
 }
 
-/// Chooses: `hostName` as it is written; else `bindHost` when it names one address; else the address used to reach
+/// The choice for this configuration on this machine. May block, see [`Local::look`].
+pub fn advertised(config: &BrokerConfig) -> Advertised {
+    let host_name = config.system.host_name.as_deref();
+    let local = if host_name.is_some() { Local::default() } else { Local::look(&config.zookeeper) };
+    choose(host_name, config.system.bind_host, &local)
+}
+
+/// Chooses `hostName` as it is written; else `bindHost` when it names one address; else the address used to reach
 /// ZooKeeper; else that of the default route; else the first that other machines can reach, IPv4 first; else loopback.
-pub fn advertised(host_name: Option<&str>, bind_host: Option<IpAddr>, local: &Local) -> Advertised {
-    let because = |ip: IpAddr, why: &str| Advertised { host: in_url(ip), why: why.to_owned() };
+pub fn choose(host_name: Option<&str>, bind_host: IpAddr, local: &Local) -> Advertised {
+    let because = |ip: IpAddr, reason: &str| Advertised { host: in_url(ip), reason: reason.to_owned() };
     if let Some(name) = host_name {
         let host = parse_ip(name).map_or_else(|| name.to_owned(), in_url);
-        return Advertised { host, why: "hostName says so".to_owned() };
+        return Advertised { host, reason: "hostName says so".to_owned() };
     }
-    if let Some(ip) = bind_host.filter(|ip| !ip.is_unspecified()) {
-        return because(ip, "bindHost says to listen there only, and hostName is empty");
+    if !bind_host.is_unspecified() {
+        return because(bind_host, "bindHost says to listen there only, and hostName is empty");
     }
     if let Some(ip) = local.toward_zookeeper.filter(is_reachable) {
         return because(ip, "it is the address used to reach ZooKeeper, and hostName is empty");
@@ -68,13 +77,12 @@ pub fn advertised(host_name: Option<&str>, bind_host: Option<IpAddr>, local: &Lo
     }
 }
 
-/// `bindHost`, else every interface: of both families when an IPv6 address is advertised, else of IPv4.
-pub fn listen_on(bind_host: Option<IpAddr>, advertised: &Advertised) -> IpAddr {
-    match bind_host {
-        Some(ip) => ip,
-        None if advertised.host.starts_with('[') => Ipv6Addr::UNSPECIFIED.into(),
-        None => Ipv4Addr::UNSPECIFIED.into(),
+/// `bindHost`; where it is 0.0.0.0 and an IPv6 address is advertised, `::`, which takes both families.
+pub fn listen_on(system: &System, advertised: &Advertised) -> IpAddr {
+    if system.bind_host == Ipv4Addr::UNSPECIFIED && advertised.host.starts_with('[') {
+        return Ipv6Addr::UNSPECIFIED.into();
     }
+    system.bind_host
 }
 
 /// Whether `hostName` can be published; the error reads on after the text.

@@ -78,15 +78,10 @@ impl BrokerConfig {
         self.topics.get(name).or_else(|| self.topics.get(self.patterns.best(name)?))
     }
 
-    /// How to keep a topic that is on the disk and no longer (or not by its own section) in the file.
-    pub fn topic_or_default(&self, name: &TopicName) -> Topic {
-        self.topic(name).cloned().unwrap_or_else(|| Topic::of_system(name.clone(), &self.system))
-    }
-
     /// What is in force once `new` replaces this at run time: its topics, on top of the `[system]` and `[zookeeper]`
     /// that this process was started with (configuration, "8. Reload").
     #[must_use]
-    pub fn reloaded(&self, new: BrokerConfig) -> BrokerConfig {
+    pub fn with_topics_of(&self, new: BrokerConfig) -> BrokerConfig {
         // The file was valid when `new` was made, and no range depends on what a topic inherits.
         let mut ignored = Findings::new(&new.path);
         let ini = Ini::parse(&new.text, &mut ignored);

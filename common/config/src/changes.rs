@@ -7,12 +7,12 @@ type Settings = Vec<(&'static Key, String)>;
 impl BrokerConfig {
     /// What `new` changes, one line each, for the log of a reload; empty when nothing that counts has changed.
     ///
-    /// Topics are compared as they will be in force, see [`BrokerConfig::reloaded`].
+    /// Topics are compared as they will be in force, see [`BrokerConfig::with_topics_of`].
     pub fn differences(&self, new: &BrokerConfig) -> Vec<String> {
         let mut lines = Vec::new();
         restart_lines("system", &self.system.settings(), &new.system.settings(), &mut lines);
         restart_lines("zookeeper", &self.zookeeper.settings(), &new.zookeeper.settings(), &mut lines);
-        let new = self.reloaded(new.clone());
+        let new = self.with_topics_of(new.clone());
         for (name, old) in &self.topics {
             match new.topics.get(name) {
                 None => lines.push(format!("topic {name} removed")),

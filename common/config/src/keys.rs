@@ -127,8 +127,8 @@ keys! {
         .means("which broker this is: unique under one ZooKeeper root, the same for a master and its slaves");
     HOST_NAME = Key::system("hostName", Kind::Text, Default(""))
         .means("host name or address that clients are told; empty: the address used to reach ZooKeeper");
-    BIND_HOST = Key::system("bindHost", Kind::Text, Default(""))
-        .means("address to listen on; empty: every interface");
+    BIND_HOST = Key::system("bindHost", Kind::Text, Default("0.0.0.0"))
+        .means("address to listen on; 0.0.0.0: every interface of IPv4, and of IPv6 when an IPv6 address is advertised");
     SERVER_PORT = Key::system("serverPort", within(0, 65_535), Default("8123"))
         .means("TCP port for clients and slaves; 0: any free port");
     DASHBOARD_HTTP_PORT = Key::system("dashboardHttpPort", within(0, 65_535), Default("8120"))

@@ -1,9 +1,10 @@
 use crate::address::check_host_name;
 use crate::keys::{self, Key};
 use crate::policy::{DeletePolicy, DeleteWhen};
+use crate::topic::Topic;
 use crate::values::Values;
-use metaq_types::BrokerId;
-use std::net::IpAddr;
+use metaq_types::{BrokerId, TopicName};
+use std::net::{IpAddr, Ipv4Addr};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -15,8 +16,8 @@ pub struct System {
     pub broker_id: BrokerId,
     /// What clients are told; `None`: found at start, see [`crate::address`].
     pub host_name: Option<String>,
-    /// Where to listen; `None`: every interface, see [`crate::address::listen_on`].
-    pub bind_host: Option<IpAddr>,
+    /// Where to listen, see [`crate::address::listen_on`]; unspecified (0.0.0.0, ::) means every interface.
+    pub bind_host: IpAddr,
     /// 0: any free port.
     pub server_port: u16,
     /// 0: off.
@@ -80,7 +81,7 @@ impl System {
         System {
             broker_id: broker_id(values),
             host_name: values.parsed(&keys::HOST_NAME, check_host_name),
-            bind_host: values.parsed(&keys::BIND_HOST, parse_bind_host),
+            bind_host: values.parsed(&keys::BIND_HOST, parse_bind_host).unwrap_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED)),
             server_port: values.unsigned(&keys::SERVER_PORT),
             dashboard_http_port: values.unsigned(&keys::DASHBOARD_HTTP_PORT),
             data_path,
@@ -107,12 +108,30 @@ impl System {
         }
     }
 
+    /// What a section that says nothing comes to, named `*`. Also the way to keep a topic that is on the disk and in
+    /// no section any more.
+    pub fn topic_defaults(&self) -> Topic {
+        Topic {
+            name: TopicName::new("*").expect("a star is a topic name"),
+            num_partitions: self.num_partitions,
+            unflush_threshold: self.unflush_threshold,
+            unflush_interval: self.unflush_interval,
+            max_segment_size: self.max_segment_size,
+            data_path: self.data_path.clone(),
+            delete_policy: self.delete_policy.clone(),
+            delete_when: self.delete_when.clone(),
+            accept_publish: self.accept_publish,
+            accept_subscribe: self.accept_subscribe,
+            stat: self.stat,
+        }
+    }
+
     /// Each setting as one would write it in the file.
     pub fn settings(&self) -> Vec<(&'static Key, String)> {
         vec![
             (&keys::BROKER_ID, self.broker_id.to_string()),
             (&keys::HOST_NAME, self.host_name.clone().unwrap_or_default()),
-            (&keys::BIND_HOST, self.bind_host.map(|host| host.to_string()).unwrap_or_default()),
+            (&keys::BIND_HOST, self.bind_host.to_string()),
             (&keys::SERVER_PORT, self.server_port.to_string()),
             (&keys::DASHBOARD_HTTP_PORT, self.dashboard_http_port.to_string()),
             (&keys::DATA_PATH, self.data_path.display().to_string()),

@@ -13,7 +13,7 @@ use std::time::Duration;
 /// How a topic is kept and offered; what its section leaves open is filled in from `[system]`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Topic {
-    /// Of the section; for a topic that a pattern let in, the pattern.
+    /// Of the section these settings are from; for a topic that a pattern let in, the pattern.
     pub name: TopicName,
     pub num_partitions: u32,
     /// Messages that may wait for the disk; 0: none, each is synced before it is answered (group commit).
@@ -31,23 +31,6 @@ pub struct Topic {
 }
 
 impl Topic {
-    /// A topic that says nothing of its own.
-    pub(crate) fn of_system(name: TopicName, system: &System) -> Topic {
-        Topic {
-            name,
-            num_partitions: system.num_partitions,
-            unflush_threshold: system.unflush_threshold,
-            unflush_interval: system.unflush_interval,
-            max_segment_size: system.max_segment_size,
-            data_path: system.data_path.clone(),
-            delete_policy: system.delete_policy.clone(),
-            delete_when: system.delete_when.clone(),
-            accept_publish: system.accept_publish,
-            accept_subscribe: system.accept_subscribe,
-            stat: system.stat,
-        }
-    }
-
     /// Each setting as one would write it in the file.
     pub fn settings(&self) -> Vec<(&'static Key, String)> {
         vec![
@@ -82,7 +65,7 @@ pub(crate) fn parse_topics(ini: &Ini, system: &System, findings: &mut Findings) 
 
 fn parse_topic(name: TopicName, section: &Section, system: &System, findings: &mut Findings) -> Topic {
     check_keys(section, findings);
-    let inherited = Topic::of_system(name, system);
+    let inherited = Topic { name, ..system.topic_defaults() };
     let place = format!("[{}] ", section.name);
     let mut values = Values::new(place, Some(section.line), &section.entries, findings);
     Topic {
