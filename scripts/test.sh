@@ -1,0 +1,88 @@
+#!/usr/bin/env bash
+# Runs every test on a Debian machine that has Rust. What else is needed is installed, when it is missing.
+#   scripts/test.sh [STEP...]      steps: build, rust, scripts, quickstart, golden, java, java-local; default: all
+# The last line is "N passed, N failed"; the exit code is 0 when nothing failed. Output of each step: target/test-logs.
+set -uo pipefail
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+cd "$root" || exit 1
+logs=${CARGO_TARGET_DIR:-$root/target}/test-logs
+mkdir -p "$logs"
+export METAQ_BIN_DIR=${CARGO_TARGET_DIR:-$root/target}/release
+
+say() { echo "== $*"; }
+
+# need PACKAGE COMMAND_OR_FILE: remembers the package when what we use of it is not there
+missing=()
+need() {
+    case $2 in
+    /*) [ -e "$2" ] || missing+=("$1") ;;
+    *) command -v "$2" >/dev/null || missing+=("$1") ;;
+    esac
+}
+
+install_missing() {
+    need gcc cc
+    need python3 python3
+    need openjdk-17-jdk-headless javac
+    need maven mvn
+    need libzookeeper-java /usr/share/java/zookeeper.jar
+    need libslf4j-java /usr/share/java/slf4j-nop.jar
+    [ ${#missing[@]} -gt 0 ] || return 0
+    local as_root=()
+    if [ "$(id -u)" != 0 ]; then
+        as_root=(sudo -n)
+        sudo -n true 2>/dev/null || {
+            echo "test.sh: missing packages: ${missing[*]}; run as root: apt-get install --no-install-recommends ${missing[*]}" >&2
+            exit 69
+        }
+    fi
+    say "installing ${missing[*]}"
+    "${as_root[@]}" apt-get -q update &&
+        DEBIAN_FRONTEND=noninteractive "${as_root[@]}" apt-get -q install -y --no-install-recommends "${missing[@]}" ||
+        { echo "test.sh: apt-get could not install ${missing[*]}" >&2; exit 69; }
+}
+
+passed=0 failed=0 table=()
+
+# step NAME COMMAND...: runs it, and adds what it counted: cargo's "N passed; N failed", or a last line "N passed, N failed"
+step() {
+    local name=$1 begin=$SECONDS code p f
+    shift
+    say "$name: $*"
+    "$@" 2>&1 | tee "$logs/$name.log"
+    code=${PIPESTATUS[0]}
+    if [ "$name" = rust ]; then
+        read -r p f < <(awk '/^test result:/ { p += $4; f += $6 } END { print p + 0, f + 0 }' "$logs/$name.log")
+    else
+        read -r p f < <(sed -nE 's/^([0-9]+) passed, ([0-9]+) failed.*/\1 \2/p' "$logs/$name.log" | tail -1)
+    fi
+    p=${p:-0} f=${f:-0}
+    # A step that failed without counting a failure is one, as is a run that tested nothing.
+    [ "$code" -eq 0 ] || [ "$f" -gt 0 ] || f=1
+    [ "$name" = build ] || [ $((p + f)) -gt 0 ] || f=1
+    passed=$((passed + p)) failed=$((failed + f))
+    table+=("$(printf '%-12s %5d passed %5d failed %6d s' "$name" "$p" "$f" $((SECONDS - begin)))")
+}
+
+run() {
+    case $1 in
+    build) step build cargo build --release --locked --workspace --bins ;;
+    rust) step rust cargo test --workspace --locked --no-fail-fast ;;
+    scripts) step scripts integration/scripts/metaServer-test.sh ;;
+    quickstart) step quickstart scripts/quickstart.sh ;;
+    golden) step golden integration/java/suite.sh --golden ;;
+    java) step java integration/java/suite.sh ;;
+    java-local) step java-local integration/java/suite.sh --local ;;
+    *) echo "test.sh: unknown step $1" >&2; exit 64 ;;
+    esac
+}
+
+install_missing
+[ $# -gt 0 ] || set -- build rust scripts quickstart golden java java-local
+for name in "$@"; do
+    run "$name"
+done
+printf '\n'
+printf '%s\n' "${table[@]}"
+echo "$passed passed, $failed failed"
+[ $failed -eq 0 ]
