@@ -1,0 +1,325 @@
+//! The registry's handle and the task behind it: a session, and another one whenever it ends, for ever.
+
+use crate::follow::MasterAt;
+use crate::paths::{Paths, Role};
+use crate::session::{self, Keeper};
+use crate::wanted::Wanted;
+use metaq_config::ZooKeeper;
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::watch;
+use tokio::time::{Instant, sleep, timeout};
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+use tracing::{info, warn};
+use zookeeper_client::{Client, Error};
+
+/// Between two attempts, doubled from the first to the second of these.
+const RETRY_MIN: Duration = Duration::from_millis(100);
+const RETRY_MAX: Duration = Duration::from_secs(5);
+
+/// A registry that fails the same way again is mentioned this often.
+const REMIND_EVERY: Duration = Duration::from_secs(60);
+
+/// A clean stop does not wait longer for a ZooKeeper that does not answer; the session's time-out does the rest.
+const CLOSE_PATIENCE: Duration = Duration::from_secs(5);
+
+/// How far the registry is. Only [`State::Registered`] means that clients can find this node.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum State {
+    /// `zk.zkEnable=false`.
+    Disabled,
+    /// No ZooKeeper answers, or the one that did is gone; `reason` is the last error.
+    Connecting {
+        since: Instant,
+        reason: String,
+    },
+    /// Connected, and the nodes are not all in place; `reason` is what went wrong last, if anything.
+    Registering {
+        since: Instant,
+        reason: Option<String>,
+    },
+    Registered,
+    /// Another broker holds our node: `holder` is its address, `ours` the one we would have written.
+    Conflict {
+        path: String,
+        holder: String,
+        ours: String,
+    },
+    /// [`Registry::close`] was called.
+    Closed,
+}
+
+impl fmt::Display for State {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            State::Disabled => write!(f, "not registered, as zk.zkEnable is false"),
+            State::Connecting { since, reason } => {
+                write!(f, "no zookeeper for {} s: {reason}", since.elapsed().as_secs())
+            }
+            State::Registering { reason: None, .. } => write!(f, "registering"),
+            State::Registering { since, reason: Some(reason) } => {
+                write!(f, "registering for {} s: {reason}", since.elapsed().as_secs())
+            }
+            State::Registered => write!(f, "registered"),
+            State::Conflict { path, holder, ours } if holder == ours => {
+                write!(f, "another process has our address {ours} and took {path}; stop one of the two")
+            }
+            State::Conflict { path, holder, ours } => {
+                write!(f, "{path} is held by {holder}, we are {ours}; two brokers must not have one id")
+            }
+            State::Closed => write!(f, "unregistered"),
+        }
+    }
+}
+
+/// Keeps a [`Wanted`] standing in ZooKeeper. One task in the background; dropping the handle ends it and the session.
+#[derive(Debug)]
+pub struct Registry {
+    wanted: watch::Sender<Wanted>,
+    state: watch::Receiver<State>,
+    master: watch::Receiver<Option<MasterAt>>,
+    closing: CancellationToken,
+    task: TaskTracker,
+}
+
+/// What the task works with.
+pub(crate) struct Shared {
+    pub(crate) zk: ZooKeeper,
+    pub(crate) paths: Paths,
+    pub(crate) wanted: watch::Receiver<Wanted>,
+    pub(crate) state: watch::Sender<State>,
+    pub(crate) master: Arc<watch::Sender<Option<MasterAt>>>,
+    pub(crate) closing: CancellationToken,
+}
+
+impl Registry {
+    /// Returns at once, and goes on trying for ever; [`Registry::state`] says how far it is. With `zk.zkEnable=false`
+    /// it does nothing at all. Must be called within a tokio runtime.
+    pub fn start(zk: &ZooKeeper, wanted: Wanted) -> Registry {
+        let since = Instant::now();
+        let initial = if zk.enable {
+            State::Connecting { since, reason: "not connected yet".to_owned() }
+        } else {
+            State::Disabled
+        };
+        let (wanted, wanted_seen) = watch::channel(wanted);
+        let (state, state_seen) = watch::channel(initial);
+        let (master, master_seen) = watch::channel(None);
+        let (closing, task) = (CancellationToken::new(), TaskTracker::new());
+        let shared = Shared {
+            zk: zk.clone(),
+            paths: Paths::new(&zk.root),
+            wanted: wanted_seen,
+            state,
+            master: Arc::new(master),
+            closing: closing.clone(),
+        };
+        if zk.enable {
+            task.spawn(run(shared));
+        } else {
+            task.spawn(idle(shared));
+        }
+        task.close();
+        Registry { wanted, state: state_seen, master: master_seen, closing, task }
+    }
+
+    /// Publishes the difference, the checksum last. The broker id and the role are what they were at the start.
+    pub fn want(&self, wanted: Wanted) {
+        self.wanted.send_if_modified(|current| {
+            let same_node = (current.broker_id, current.role) == (wanted.broker_id, wanted.role);
+            assert!(same_node, "a running node cannot change its broker id or role");
+            let changed = *current != wanted;
+            *current = wanted;
+            changed
+        });
+    }
+
+    /// What is published, or will be as soon as possible.
+    pub fn wanted(&self) -> Wanted {
+        self.wanted.borrow().clone()
+    }
+
+    pub fn state(&self) -> watch::Receiver<State> {
+        self.state.clone()
+    }
+
+    /// The master of a slave's broker id. Keeps the last one known while ZooKeeper is away; `None` when the master
+    /// unregistered or its session ended. Always `None` on a master.
+    pub fn master(&self) -> watch::Receiver<Option<MasterAt>> {
+        self.master.clone()
+    }
+
+    /// Unregisters in order and ends the session; gives up after five seconds without an answer. May be called twice.
+    pub async fn close(&self) {
+        self.closing.cancel();
+        self.task.wait().await;
+    }
+}
+
+impl Drop for Registry {
+    fn drop(&mut self) {
+        self.closing.cancel();
+    }
+}
+
+/// Keeps the channels open, so that a receiver never sees them end before `close`.
+async fn idle(shared: Shared) {
+    shared.closing.cancelled().await;
+    shared.state.send_replace(State::Closed);
+}
+
+async fn run(shared: Shared) {
+    let mut keeper = Keeper::new(&shared.paths, &shared.wanted.borrow());
+    let mut retry = Retry::new();
+    let mut remind = Reminder::new();
+    while !shared.closing.is_cancelled() {
+        let connected = tokio::select! {
+            () = shared.closing.cancelled() => break,
+            connected = connect(&shared.zk) => connected,
+        };
+        let client = match connected {
+            Ok(client) => client,
+            Err(error) => {
+                let reason = format!("{}: {error}", shared.zk.connect);
+                if remind.due(&reason, Instant::now()) {
+                    warn!(zookeeper = shared.zk.connect, %error, "no zookeeper answers; trying on");
+                }
+                shared.connecting(reason);
+                tokio::select! {
+                    () = shared.closing.cancelled() => break,
+                    () = sleep(retry.next()) => continue,
+                }
+            }
+        };
+        info!(zookeeper = shared.zk.connect, session = %client.session_id(), "zookeeper session established");
+        retry = Retry::new();
+        remind = Reminder::new();
+        keeper.begin(client.session_id().0);
+        // The session's future holds many operations; boxed, it does not weigh on the task while connecting.
+        Box::pin(session::serve(&shared, &mut keeper, &client)).await;
+        if shared.closing.is_cancelled() {
+            end(&keeper, &shared, client).await;
+            break;
+        }
+        warn!(session = %client.session_id(), "zookeeper session lost; registering again with a new one");
+        shared.connecting("the session expired".to_owned());
+    }
+    shared.state.send_replace(State::Closed);
+}
+
+pub(crate) async fn connect(zk: &ZooKeeper) -> Result<Client, Error> {
+    let connector = Client::connector().with_session_timeout(zk.session_timeout).with_fail_eagerly();
+    timeout(zk.connection_timeout, connector.connect(&zk.connect)).await.unwrap_or(Err(Error::Timeout))
+}
+
+/// Unregisters and closes the session, so that clients leave before the broker does.
+async fn end(keeper: &Keeper, shared: &Shared, client: Client) {
+    let mut states = client.state_watcher();
+    let farewell = async {
+        let unregistered = keeper.unregister(&client, &shared.wanted).await;
+        // The session is closed once the last client is gone.
+        drop(client);
+        while !states.changed().await.is_terminated() {}
+        unregistered
+    };
+    match timeout(CLOSE_PATIENCE, Box::pin(farewell)).await {
+        Ok(Ok(())) => info!("unregistered from zookeeper"),
+        Ok(Err(error)) => warn!(%error, "could not unregister; the nodes go with the session"),
+        Err(_) => warn!("zookeeper did not answer; the nodes go when the session times out"),
+    }
+}
+
+impl Shared {
+    /// Says that no ZooKeeper answers, since now or since when it was said first.
+    pub(crate) fn connecting(&self, reason: String) {
+        self.state.send_modify(|state| {
+            let since = if let State::Connecting { since, .. } = state { *since } else { Instant::now() };
+            *state = State::Connecting { since, reason };
+        });
+    }
+
+    pub(crate) fn registering(&self, reason: Option<String>) {
+        self.state.send_modify(|state| {
+            let since = if let State::Registering { since, .. } = state { *since } else { Instant::now() };
+            *state = State::Registering { since, reason };
+        });
+    }
+
+    /// Sets a state that says all by itself, if it is another one.
+    pub(crate) fn is(&self, new: State) {
+        self.state.send_if_modified(|state| {
+            let changed = *state != new;
+            *state = new;
+            changed
+        });
+    }
+
+    pub(crate) fn is_slave(&self) -> bool {
+        matches!(self.wanted.borrow().role, Role::Slave(_))
+    }
+}
+
+/// Capped exponential back-off.
+pub(crate) struct Retry {
+    next: Duration,
+}
+
+impl Retry {
+    pub(crate) fn new() -> Retry {
+        Retry { next: RETRY_MIN }
+    }
+
+    pub(crate) fn next(&mut self) -> Duration {
+        let now = self.next;
+        self.next = (now * 2).min(RETRY_MAX);
+        now
+    }
+}
+
+/// Lets a message through when it is new, and then once a minute.
+pub(crate) struct Reminder {
+    last: Option<(String, Instant)>,
+}
+
+impl Reminder {
+    pub(crate) fn new() -> Reminder {
+        Reminder { last: None }
+    }
+
+    pub(crate) fn due(&mut self, message: &str, now: Instant) -> bool {
+        let due = match &self.last {
+            Some((last, at)) => last != message || now.duration_since(*at) >= REMIND_EVERY,
+            None => true,
+        };
+        if due {
+            self.last = Some((message.to_owned(), now));
+        }
+        due
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn retries_slow_down_to_a_cap() {
+        let mut retry = Retry::new();
+        let waits: Vec<Duration> = (0..8).map(|_| retry.next()).collect();
+        assert_eq!(waits[0], RETRY_MIN);
+        assert!(waits.is_sorted());
+        assert_eq!(waits[7], RETRY_MAX);
+    }
+
+    #[test]
+    fn the_same_message_is_said_once_a_minute() {
+        let (mut reminder, now) = (Reminder::new(), Instant::now());
+        assert!(reminder.due("a", now));
+        assert!(!reminder.due("a", now));
+        assert!(reminder.due("b", now));
+        assert!(!reminder.due("b", now + REMIND_EVERY - Duration::from_millis(1)));
+        assert!(reminder.due("b", now + REMIND_EVERY));
+    }
+}
