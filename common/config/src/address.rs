@@ -90,8 +90,12 @@ pub fn listen_on(system: &System, advertised: &Advertised) -> IpAddr {
 /// Clients find no host in a URL whose host name holds an underscore, or whose last label begins with a digit
 /// (client-behaviour, "1.2 Connections").
 pub(crate) fn check_host_name(text: &str) -> Result<String, String> {
-    if parse_ip(text).is_some() {
-        return Ok(text.to_owned());
+    match parse_ip(text) {
+        Some(ip) if ip.is_unspecified() => {
+            return Err("is no address that anyone can connect to; leave hostName empty, or write bindHost".to_owned());
+        }
+        Some(_) => return Ok(text.to_owned()),
+        None => {}
     }
     if text.contains('_') {
         return Err("holds an underscore, and Java clients cannot connect to such a name; \
@@ -141,4 +145,100 @@ fn local_end(to: SocketAddr) -> Option<IpAddr> {
     let socket = UdpSocket::bind((any, 0)).ok()?;
     socket.connect(to).ok()?;
     Some(socket.local_addr().ok()?.ip())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ANY: IpAddr = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
+
+    fn ip(text: &str) -> IpAddr {
+        text.parse().unwrap()
+    }
+
+    fn ips(texts: &[&str]) -> Vec<IpAddr> {
+        texts.iter().map(|text| ip(text)).collect()
+    }
+
+    #[track_caller]
+    fn check(host_name: Option<&str>, bind_host: IpAddr, local: &Local, host: &str, reason: &str) {
+        let chosen = choose(host_name, bind_host, local);
+        assert_eq!(chosen.host, host);
+        assert!(chosen.reason.contains(reason), "{}", chosen.reason);
+    }
+
+    /// A dummy interface first, a bridge, a link-local address, and one that is routed.
+    fn crowded() -> Local {
+        Local {
+            toward_zookeeper: Some(ip("192.168.7.20")),
+            toward_world: Some(ip("192.168.7.20")),
+            interfaces: ips(&["127.0.0.1", "10.99.0.1", "172.17.0.1", "fe80::1", "192.168.7.20", "::1"]),
+        }
+    }
+
+    #[test]
+    fn the_address_used_to_reach_zookeeper_is_published() {
+        check(None, ANY, &crowded(), "192.168.7.20", "used to reach ZooKeeper");
+    }
+
+    #[test]
+    fn a_zookeeper_on_this_machine_says_nothing_about_who_reaches_us() {
+        let local = Local { toward_zookeeper: Some(ip("127.0.0.1")), ..crowded() };
+        check(None, ANY, &local, "192.168.7.20", "default route");
+        let local = Local { toward_world: None, ..local };
+        check(None, ANY, &local, "10.99.0.1", "first address of an interface");
+    }
+
+    #[test]
+    fn with_ipv6_only_the_address_has_brackets_and_is_listened_on() {
+        let local = Local { interfaces: ips(&["::1", "fe80::1", "2001:db8::7"]), ..Local::default() };
+        check(None, ANY, &local, "[2001:db8::7]", "first address of an interface");
+        let local = Local { toward_zookeeper: Some(ip("2001:db8::7")), ..local };
+        check(None, ANY, &local, "[2001:db8::7]", "used to reach ZooKeeper");
+    }
+
+    #[test]
+    fn ipv4_comes_before_ipv6() {
+        let local = Local { interfaces: ips(&["2001:db8::7", "10.0.0.1"]), ..Local::default() };
+        check(None, ANY, &local, "10.0.0.1", "first address of an interface");
+    }
+
+    #[test]
+    fn loopback_is_the_last_resort_and_says_so() {
+        let local = Local { interfaces: ips(&["127.0.0.1", "::1", "fe80::1", "169.254.3.4"]), ..Local::default() };
+        check(None, ANY, &local, "127.0.0.1", "set hostName");
+        check(None, ANY, &Local::default(), "127.0.0.1", "set hostName");
+    }
+
+    #[test]
+    fn a_host_name_is_published_as_it_is_written_and_never_resolved() {
+        check(Some("does-not-resolve.invalid"), ANY, &crowded(), "does-not-resolve.invalid", "hostName says so");
+        check(Some("127.0.0.1"), ANY, &crowded(), "127.0.0.1", "hostName says so");
+        check(Some("2001:db8::1"), ANY, &crowded(), "[2001:db8::1]", "hostName says so");
+        check(Some("[fe80::1%eth0]"), ANY, &crowded(), "[fe80::1]", "hostName says so");
+        check(Some("mq1"), ip("10.0.0.9"), &crowded(), "mq1", "hostName says so");
+    }
+
+    #[test]
+    fn the_only_address_listened_on_is_the_one_published() {
+        check(None, ip("10.0.0.9"), &crowded(), "10.0.0.9", "bindHost");
+        check(None, ip("::"), &crowded(), "192.168.7.20", "used to reach ZooKeeper");
+    }
+
+    #[test]
+    fn this_machine_can_be_looked_at_without_a_zookeeper() {
+        let connect = "127.0.0.1:1".to_owned();
+        let zookeeper = ZooKeeper {
+            connect,
+            session_timeout: std::time::Duration::ZERO,
+            connection_timeout: std::time::Duration::ZERO,
+            sync_time: std::time::Duration::ZERO,
+            enable: true,
+            root: String::new(),
+        };
+        let local = Local::look(&zookeeper);
+        assert_eq!(local.toward_zookeeper, None, "a loopback address is not reachable");
+        assert!(!choose(None, ANY, &local).host.is_empty());
+    }
 }

@@ -56,14 +56,23 @@ impl Findings {
         Findings { file: file.to_owned(), errors: Vec::new(), warnings: Vec::new() }
     }
 
-    pub(crate) fn error(&mut self, line: impl Into<Option<u32>>, message: impl Into<String>) {
-        let finding = Finding { file: self.file.clone(), line: line.into(), message: message.into() };
+    pub(crate) fn error(&mut self, line: impl Into<Option<u32>>, message: impl AsRef<str>) {
+        let finding = self.finding(line.into(), message.as_ref());
         self.errors.push(finding);
     }
 
-    pub(crate) fn warn(&mut self, line: impl Into<Option<u32>>, message: impl Into<String>) {
-        let finding = Finding { file: self.file.clone(), line: line.into(), message: message.into() };
+    pub(crate) fn warn(&mut self, line: impl Into<Option<u32>>, message: impl AsRef<str>) {
+        let finding = self.finding(line.into(), message.as_ref());
         self.warnings.push(finding);
+    }
+
+    /// Text of the file that is quoted in a message may hold any character, and a finding is one line.
+    fn finding(&self, line: Option<u32>, message: &str) -> Finding {
+        let mut shown = String::with_capacity(message.len());
+        for c in message.chars() {
+            if c.is_control() { shown.extend(c.escape_default()) } else { shown.push(c) }
+        }
+        Finding { file: self.file.clone(), line, message: shown }
     }
 
     /// The warnings when there was no error, else the errors in the order of their lines.

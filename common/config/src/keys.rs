@@ -115,8 +115,8 @@ const fn within(min: i64, max: i64) -> Kind {
 
 const INT_MAX: i64 = i32::MAX as i64;
 const DAY_MS: i64 = 24 * 3600 * 1000;
-/// Long enough for every period, and short enough to be added to any clock.
-const PERIOD_MS_MAX: i64 = 366 * DAY_MS;
+/// More than any disk has, and still far from an overflow.
+const DISK_BYTES_MAX: i64 = 1 << 50;
 
 use Presence::{Default, Required};
 
@@ -137,7 +137,7 @@ keys! {
         .means("directory of the partitions");
     DATA_LOG_PATH = Key::system("dataLogPath", Kind::Text, Default(""))
         .means("directory of the transaction journal; empty: dataPath");
-    MIN_FREE_DISK_BYTES = Key::system("minFreeDiskBytes", within(0, i64::MAX), Default("0")).unit("bytes")
+    MIN_FREE_DISK_BYTES = Key::system("minFreeDiskBytes", within(0, DISK_BYTES_MAX), Default("0")).unit("bytes")
         .means("puts are refused while the file system of a partition has less free space; 0: until it is full");
     NUM_PARTITIONS =
         Key::system("numPartitions", within(1, PARTITIONS_PER_TOPIC_MAX as i64), Required { example: "1" })
@@ -146,7 +146,7 @@ keys! {
     UNFLUSH_THRESHOLD = Key::system("unflushThreshold", within(-INT_MAX - 1, INT_MAX), Required { example: "0" })
         .unit("messages").per_topic().shared()
         .means("messages that may wait for the disk; 0 or less: each is on the disk before it is answered");
-    UNFLUSH_INTERVAL = Key::system("unflushInterval", within(0, PERIOD_MS_MAX), Required { example: "10000" })
+    UNFLUSH_INTERVAL = Key::system("unflushInterval", within(0, INT_MAX), Required { example: "10000" })
         .unit("ms").per_topic().shared()
         .means("how long a message may wait for the disk when unflushThreshold is above 0; 0: no longer than a write");
     MAX_SEGMENT_SIZE = Key::system(
@@ -179,7 +179,7 @@ keys! {
         .means("when the transaction journal is synced: 0 never, 1 before each answer, 2 once a second");
     MAX_CHECKPOINTS = Key::system("maxCheckpoints", within(1, 1000), Default("3")).shared()
         .means("checkpoints of the transaction journal that are kept");
-    CHECKPOINT_INTERVAL = Key::system("checkpointInterval", within(1, PERIOD_MS_MAX), Default("3600000"))
+    CHECKPOINT_INTERVAL = Key::system("checkpointInterval", within(1, 365 * DAY_MS), Default("3600000"))
         .unit("ms").shared()
         .means("time between two checkpoints of the transaction journal");
     MAX_TX_TIMEOUT_TIMER_CAPACITY =

@@ -76,7 +76,7 @@ impl fmt::Display for TopicNameError {
             }
             TopicNameError::Dots => write!(f, "a topic cannot be called '.' or '..'"),
             TopicNameError::Character { character } => {
-                write!(f, "a topic name cannot contain {}", character.escape_debug())
+                write!(f, "a topic name cannot contain '{}'", character.escape_debug())
             }
         }
     }
