@@ -1,1 +1,127 @@
-fn main() {}
+//! `metaq`, the operator's tool: puts and reads messages, lists topics, shows how far replicas are.
+//!
+//! Everything it knows it learns over the protocol and the registry; it never opens a data directory of a running
+//! broker. Results go to standard output (a table, or JSON for programs), words about the run to standard error.
+
+mod cluster;
+mod consume;
+mod position;
+mod put;
+mod replicas;
+mod show;
+mod topics;
+
+use std::process::ExitCode;
+
+use clap::error::ErrorKind;
+use clap::{Parser, Subcommand};
+
+/// The command line was not understood (EX_USAGE of sysexits.h).
+const EXIT_USAGE: u8 = 64;
+
+/// Look at and use a metaq cluster.
+#[derive(Parser)]
+#[command(
+    name = "metaq",
+    version,
+    subcommand_required = true,
+    arg_required_else_help = true,
+    after_help = "Exit codes: 0 done; 1 failed, the last line says why and what to do; 64 the command line is wrong."
+)]
+struct Args {
+    #[command(flatten)]
+    place: cluster::Place,
+
+    /// How results are printed
+    #[arg(long, global = true, value_enum, default_value_t = show::Format::Table)]
+    format: show::Format,
+
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Send messages, one a line, from a file or standard input
+    Put(put::PutArgs),
+    /// Read messages
+    Consume(consume::ConsumeArgs),
+    /// Topics
+    #[command(subcommand)]
+    Topic(TopicCommand),
+    /// Replication
+    #[command(subcommand)]
+    Replica(ReplicaCommand),
+}
+
+#[derive(Subcommand)]
+enum TopicCommand {
+    /// All topics with their partitions, messages and bytes, by broker
+    List,
+}
+
+#[derive(Subcommand)]
+enum ReplicaCommand {
+    /// How far every slave has copied every partition of its master
+    Status,
+}
+
+fn main() -> ExitCode {
+    let args = match Args::try_parse() {
+        Ok(args) => args,
+        Err(error) => {
+            let _ = error.print();
+            return match error.kind() {
+                ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => ExitCode::SUCCESS,
+                _ => ExitCode::from(EXIT_USAGE),
+            };
+        }
+    };
+    let runtime = match tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(error) => {
+            eprintln!("metaq: cannot start: {error}");
+            return ExitCode::FAILURE;
+        }
+    };
+    let outcome = runtime.block_on(run(args));
+    // A reader of standard input that still waits must not hold the process.
+    runtime.shutdown_background();
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("metaq: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+async fn run(args: Args) -> anyhow::Result<()> {
+    let source = args.place.source()?;
+    match args.command {
+        Command::Put(put) => put::run(&source, put, args.format).await,
+        Command::Consume(consume) => consume::run(&source, consume, args.format).await,
+        Command::Topic(TopicCommand::List) => topics::list(&source, args.format).await,
+        Command::Replica(ReplicaCommand::Status) => replicas::status(&source, args.format).await,
+    }
+}
+
+/// `metaq consume … | head` ends well.
+fn is_broken_pipe(error: &anyhow::Error) -> bool {
+    error
+        .chain()
+        .filter_map(|cause| cause.downcast_ref::<std::io::Error>())
+        .any(|error| error.kind() == std::io::ErrorKind::BrokenPipe)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Args::command().debug_assert();
+    }
+}

@@ -1,0 +1,154 @@
+//! Where the brokers are: asked from the registry, or from one broker that was named.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Context as _, bail};
+use clap::Args;
+use metaq_client::Client;
+use metaq_config::{BrokerConfig, ZooKeeper};
+use metaq_link::listing::{self, Listed};
+use metaq_registry::{Cluster, ClusterBroker, Role, lookup};
+use metaq_types::{BrokerId, SlaveId};
+
+pub(crate) const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
+
+/// The options that say which cluster is meant; the first given of broker, zk and config counts.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct Place {
+    /// Talk to this broker only, without asking a registry
+    #[arg(long, global = true, value_name = "HOST:PORT", env = "METAQ_BROKER", conflicts_with = "zk")]
+    broker: Option<String>,
+
+    /// Find the brokers in this ZooKeeper (the one of --local brokers too)
+    #[arg(long, global = true, value_name = "HOST:PORT,…", env = "METAQ_ZK")]
+    zk: Option<String>,
+
+    /// The path of the cluster in ZooKeeper (zk.zkRoot), with --zk
+    #[arg(long, global = true, value_name = "PATH", env = "METAQ_ROOT", default_value = "/meta")]
+    root: String,
+
+    /// Find the brokers through the ZooKeeper that this broker configuration names
+    #[arg(long, global = true, value_name = "FILE", env = "METAQ_CONFIG", default_value = "conf/server.ini")]
+    config: PathBuf,
+}
+
+/// Whom to ask for brokers.
+#[derive(Clone, Debug)]
+pub(crate) enum Source {
+    Broker(String),
+    Registry(ZooKeeper),
+}
+
+impl Place {
+    pub(crate) fn source(&self) -> anyhow::Result<Source> {
+        if let Some(broker) = &self.broker {
+            return Ok(Source::Broker(broker.clone()));
+        }
+        if let Some(connect) = &self.zk {
+            return Ok(Source::Registry(ZooKeeper {
+                connect: connect.clone(),
+                session_timeout: Duration::from_secs(10),
+                connection_timeout: Duration::from_secs(5),
+                sync_time: Duration::from_secs(2),
+                enable: true,
+                root: self.root.clone(),
+            }));
+        }
+        if !self.config.exists() {
+            bail!(
+                "no broker was named and there is no {}: give --broker HOST:PORT, --zk HOST:PORT or --config FILE",
+                self.config.display()
+            );
+        }
+        let config = BrokerConfig::load(&self.config)?;
+        if config.zookeeper.enable {
+            return Ok(Source::Registry(config.zookeeper));
+        }
+        let host = config.system.host_name.as_deref().unwrap_or("localhost");
+        Ok(Source::Broker(format!("{host}:{}", config.system.server_port)))
+    }
+}
+
+impl Source {
+    /// What is registered now; for a single broker, what it says of itself.
+    pub(crate) async fn look(&self) -> anyhow::Result<Cluster> {
+        match self {
+            Source::Registry(zookeeper) => Ok(lookup(zookeeper).await?),
+            Source::Broker(address) => alone(address).await,
+        }
+    }
+}
+
+/// A cluster of the one broker that was named.
+async fn alone(address: &str) -> anyhow::Result<Cluster> {
+    let client = connect(address).await?;
+    let text = client.stats("").await.with_context(|| format!("asking {address} who it is"))?;
+    let text = String::from_utf8_lossy(&text);
+    let field = |name: &str| text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' ').map(str::trim));
+    let id = field("broker_id").and_then(|id| id.parse().ok()).and_then(|id| BrokerId::new(id).ok());
+    let id = id.with_context(|| format!("{address} does not answer 'stats' as a broker does: is the port right?"))?;
+    let mut cluster = Cluster::default();
+    let mut broker = ClusterBroker::default();
+    let role = if field("slave") == Some("true") {
+        // Its own slave id is not told; it is the only one here.
+        let slave = SlaveId::new(0)?;
+        broker.slaves.insert(slave, address.to_owned());
+        Role::Slave(slave)
+    } else {
+        broker.master = Some(address.to_owned());
+        Role::Master
+    };
+    cluster.brokers.insert(id, broker);
+    for (topic, partitions) in partition_counts(&partitions(&client).await?) {
+        let topic = cluster.topics.entry(topic).or_default();
+        topic.publish.insert((id, role), partitions);
+        topic.subscribe.insert((id, role), partitions);
+    }
+    Ok(cluster)
+}
+
+/// Every partition of one broker.
+pub(crate) async fn partitions(client: &Client) -> anyhow::Result<Vec<Listed>> {
+    Ok(listing::parse(&String::from_utf8_lossy(&client.stats("offsets").await?)))
+}
+
+/// Partitions are numbered from 0, so the highest number tells how many there are.
+fn partition_counts(listed: &[Listed]) -> BTreeMap<String, u32> {
+    let mut counts = BTreeMap::new();
+    for listed in listed {
+        let count = counts.entry(listed.partition.topic.as_str().to_owned()).or_insert(0);
+        *count = (*count).max(listed.partition.number + 1);
+    }
+    counts
+}
+
+pub(crate) async fn connect(address: &str) -> anyhow::Result<Client> {
+    Client::connect(address, CONNECT_TIMEOUT).await.context("is the broker running there?")
+}
+
+/// The brokers a topic can be read from: for each id its partitions and the addresses to try, the master's first.
+pub(crate) fn readers(cluster: &Cluster, topic: &str) -> Vec<(BrokerId, u32, Vec<String>)> {
+    let Some(announced) = cluster.topics.get(topic) else { return Vec::new() };
+    let mut counts: BTreeMap<BrokerId, u32> = BTreeMap::new();
+    for ((id, _), count) in announced.subscribe.iter().chain(&announced.publish) {
+        let known = counts.entry(*id).or_default();
+        *known = (*known).max(*count);
+    }
+    counts
+        .into_iter()
+        .filter_map(|(id, count)| {
+            let broker = cluster.brokers.get(&id)?;
+            let addresses: Vec<_> = broker.master.iter().chain(broker.slaves.values()).cloned().collect();
+            (!addresses.is_empty()).then_some((id, count, addresses))
+        })
+        .collect()
+}
+
+/// The masters that take messages for a topic, with the number of partitions each has.
+pub(crate) fn writers(cluster: &Cluster, topic: &str) -> Vec<(BrokerId, u32)> {
+    let Some(announced) = cluster.topics.get(topic) else { return Vec::new() };
+    let masters = announced.publish.iter().filter(|((_, role), count)| *role == Role::Master && **count > 0);
+    masters.map(|((id, _), count)| (*id, *count)).collect()
+}

@@ -1,0 +1,378 @@
+//! `metaq consume`: reads messages and prints them.
+
+use std::io::{self, BufWriter, Write as _};
+use std::time::Duration;
+
+use anyhow::{Context as _, bail};
+use bytes::Bytes;
+use clap::Args;
+use metaq_client::{Client, ClientError, GetAnswer};
+use metaq_types::limits::{RECORD_HEADER_BYTES, TRANSFER_BYTES_MAX};
+use metaq_types::{BrokerId, Offset};
+use metaq_wire::{RecordHeader, Records, split_attribute};
+use serde::Serialize;
+use tokio::sync::mpsc;
+use tokio::task::JoinSet;
+use tokio::time::Instant;
+
+use crate::cluster::{self, Source};
+use crate::position::{From, Partition};
+use crate::show::{self, Format};
+
+const FETCH_BYTES: u32 = 1024 * 1024;
+
+/// With `--follow`: how long the broker holds a get that finds nothing.
+const LONG_POLL: Duration = Duration::from_secs(5);
+
+const PAUSE: Duration = Duration::from_millis(200);
+
+/// Printed blocks on their way; a slow terminal holds the readers back.
+const BLOCKS_MAX: usize = 4;
+
+#[derive(Args)]
+pub(crate) struct ConsumeArgs {
+    #[arg(long, value_name = "NAME")]
+    topic: String,
+
+    /// Only this partition (of every broker)
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(..=i64::from(i32::MAX)))]
+    partition: Option<u32>,
+
+    /// Where to begin, in each partition: start, end, an offset, or newest:N for the last N messages
+    #[arg(long, value_name = "PLACE", default_value = "start")]
+    from: From,
+
+    /// Begin with the last N messages of each partition
+    #[arg(long, value_name = "N", conflicts_with = "from", value_parser = parse_newest)]
+    newest: Option<From>,
+
+    /// Go on waiting for new messages
+    #[arg(long)]
+    follow: bool,
+
+    /// Under which name to read: consumers' positions are not touched
+    #[arg(long, value_name = "NAME", default_value = "metaq-tool")]
+    group: String,
+
+    /// Print the bytes of each message as they are, terminal controls included
+    #[arg(long, conflicts_with = "format")]
+    raw: bool,
+
+    /// How long to look for a broker when none answers
+    #[arg(long, value_name = "SECONDS", default_value_t = 30)]
+    give_up: u64,
+}
+
+fn parse_newest(count: &str) -> Result<From, String> {
+    format!("newest:{count}").parse()
+}
+
+/// One partition of one broker, and where reading stands.
+struct Reader {
+    source: Source,
+    topic: String,
+    group: String,
+    broker: BrokerId,
+    number: i32,
+    from: From,
+    /// Known once resolved.
+    at: Option<Offset>,
+    follow: bool,
+    give_up: Duration,
+    print: Print,
+}
+
+#[derive(Clone, Copy)]
+enum Print {
+    Raw,
+    Escaped,
+    Json,
+}
+
+/// A message for programs.
+#[derive(Serialize)]
+struct Message<'a> {
+    topic: &'a str,
+    broker: u16,
+    partition: i32,
+    offset: u64,
+    id: i64,
+    flag: i32,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    attribute: Option<String>,
+    /// With controls and bytes that are no UTF-8 as \xNN.
+    payload: String,
+    payload_bytes: usize,
+    checksum: i32,
+}
+
+pub(crate) async fn run(source: &Source, args: ConsumeArgs, format: Format) -> anyhow::Result<()> {
+    let print = match format {
+        Format::Json => Print::Json,
+        Format::Table if args.raw => Print::Raw,
+        Format::Table => Print::Escaped,
+    };
+    let cluster = source.look().await?;
+    let places = cluster::readers(&cluster, &args.topic);
+    if places.is_empty() {
+        bail!("no broker announces the topic '{}'; 'metaq topic list' shows what there is", args.topic);
+    }
+    let mut readers = Vec::new();
+    for (broker, count, _) in places {
+        let numbers = match args.partition {
+            Some(number) => number..number + 1,
+            None => 0..count,
+        };
+        readers.extend(numbers.map(|number| Reader {
+            source: source.clone(),
+            topic: args.topic.clone(),
+            group: args.group.clone(),
+            broker,
+            number: number as i32,
+            from: args.newest.unwrap_or(args.from),
+            at: None,
+            follow: args.follow,
+            give_up: Duration::from_secs(args.give_up),
+            print,
+        }));
+    }
+    let (sender, receiver) = mpsc::channel(BLOCKS_MAX);
+    let printer = tokio::task::spawn_blocking(move || write_out(receiver));
+    let read = read_all(readers, args.follow, sender).await;
+    printer.await.context("the printer ended badly")??;
+    read
+}
+
+/// Followed partitions are read side by side, others one after the other.
+async fn read_all(readers: Vec<Reader>, follow: bool, out: mpsc::Sender<Vec<u8>>) -> anyhow::Result<()> {
+    if !follow {
+        for reader in readers {
+            reader.run(&out).await?;
+        }
+        return Ok(());
+    }
+    let mut tasks = JoinSet::new();
+    for reader in readers {
+        let out = out.clone();
+        tasks.spawn(async move { reader.run(&out).await });
+    }
+    while let Some(ended) = tasks.join_next().await {
+        ended.context("a reader ended badly")??;
+    }
+    Ok(())
+}
+
+fn write_out(mut blocks: mpsc::Receiver<Vec<u8>>) -> io::Result<()> {
+    let mut out = BufWriter::new(io::stdout().lock());
+    while let Some(block) = blocks.blocking_recv() {
+        out.write_all(&block)?;
+        if blocks.is_empty() {
+            out.flush()?;
+        }
+    }
+    out.flush()
+}
+
+/// Why reading a partition pauses.
+enum Pause {
+    /// The end; only without `--follow`.
+    Done,
+    /// Whoever prints has gone.
+    Closed,
+    /// The broker is to be looked for again.
+    Lost(anyhow::Error),
+}
+
+impl Reader {
+    async fn run(mut self, out: &mpsc::Sender<Vec<u8>>) -> anyhow::Result<()> {
+        let mut lost_since: Option<Instant> = None;
+        loop {
+            let before = self.at;
+            let error = match self.connect().await {
+                Ok(client) => match self.read(&client, out).await? {
+                    Pause::Done | Pause::Closed => return Ok(()),
+                    Pause::Lost(error) => error,
+                },
+                Err(error) => error,
+            };
+            if self.at != before {
+                lost_since = None;
+            }
+            if lost_since.get_or_insert_with(Instant::now).elapsed() >= self.give_up {
+                return Err(
+                    error.context(format!("partition {}-{} of broker {}", self.topic, self.number, self.broker))
+                );
+            }
+            tokio::time::sleep(PAUSE).await;
+        }
+    }
+
+    /// The master, or a slave when it does not answer.
+    async fn connect(&self) -> anyhow::Result<Client> {
+        let cluster = self.source.look().await?;
+        let places = cluster::readers(&cluster, &self.topic);
+        let place = places.into_iter().find(|(broker, _, _)| *broker == self.broker);
+        let (_, _, addresses) = place.with_context(|| format!("broker {} is not registered", self.broker))?;
+        let mut last = None;
+        for address in addresses {
+            match cluster::connect(&address).await {
+                Ok(client) => return Ok(client),
+                Err(error) => last = Some(error),
+            }
+        }
+        Err(last.context("the broker has no address")?)
+    }
+
+    /// Reads over one connection. An error is final; what another connection may mend is [`Pause::Lost`].
+    async fn read(&mut self, client: &Client, out: &mpsc::Sender<Vec<u8>>) -> anyhow::Result<Pause> {
+        let mut bytes_max = FETCH_BYTES;
+        let wait = self.follow.then_some(LONG_POLL);
+        loop {
+            let at = match self.at {
+                Some(at) => at,
+                None => match self.resolve(client).await {
+                    Ok(Some(at)) => *self.at.insert(at),
+                    Ok(None) if self.follow => Offset::ZERO,
+                    Ok(None) => return Ok(Pause::Done),
+                    Err(error) => return Ok(Pause::Lost(error)),
+                },
+            };
+            let got = client.get(&self.topic, &self.group, self.number, at.wire(), bytes_max as i32, wait).await;
+            let body = match got {
+                Ok(GetAnswer::Value { body, .. }) => body,
+                Ok(GetAnswer::Moved(to)) => {
+                    eprintln!("metaq: {}-{}: nothing at {at}, going on at {to}", self.topic, self.number);
+                    self.at = Some(to);
+                    continue;
+                }
+                Ok(GetAnswer::NotYet | GetAnswer::NoPartition) if self.follow => continue,
+                Ok(GetAnswer::NotYet | GetAnswer::NoPartition) => return Ok(Pause::Done),
+                Err(error @ (ClientError::Answer { .. } | ClientError::Protocol(_))) => return Err(error.into()),
+                Err(error) => return Ok(Pause::Lost(error.into())),
+            };
+            let (block, used) = self.print(at, &body)?;
+            if used == 0 {
+                bytes_max = longer_fetch(bytes_max, &body)
+                    .with_context(|| format!("{}-{}: the record at {at} is not sent whole", self.topic, self.number))?;
+                continue;
+            }
+            bytes_max = FETCH_BYTES;
+            self.at = Some(at + used as u64);
+            if out.send(block).await.is_err() {
+                return Ok(Pause::Closed);
+            }
+        }
+    }
+
+    async fn resolve(&self, client: &Client) -> anyhow::Result<Option<Offset>> {
+        Partition { client, topic: &self.topic, group: &self.group, number: self.number }.resolve(self.from).await
+    }
+
+    /// The printed form of the whole records in `body`, and how many bytes they take.
+    fn print(&self, at: Offset, body: &Bytes) -> anyhow::Result<(Vec<u8>, usize)> {
+        let mut block = Vec::with_capacity(body.len());
+        let mut records = Records::new(body);
+        for record in records.by_ref() {
+            let (position, header, body) = record.with_context(|| {
+                format!("{}-{}: what the broker sends from {at} on cannot be read", self.topic, self.number)
+            })?;
+            self.print_one(at + position as u64, &header, body, &mut block)?;
+            block.push(b'\n');
+        }
+        Ok((block, records.position()))
+    }
+
+    fn print_one(&self, at: Offset, header: &RecordHeader, body: &[u8], block: &mut Vec<u8>) -> io::Result<()> {
+        let (attribute, payload) = split_attribute(header.flag, body).unwrap_or((None, body));
+        match self.print {
+            Print::Raw => block.extend_from_slice(payload),
+            Print::Escaped => block.extend_from_slice(show::escape(payload).as_bytes()),
+            Print::Json => {
+                let message = Message {
+                    topic: &self.topic,
+                    broker: self.broker.get(),
+                    partition: self.number,
+                    offset: at.get(),
+                    id: header.id.0,
+                    flag: header.flag,
+                    attribute: attribute.map(show::escape),
+                    payload: show::escape(payload),
+                    payload_bytes: payload.len(),
+                    checksum: header.checksum,
+                };
+                block.extend_from_slice(show::json(&message)?.as_bytes());
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The fetch that brings the record at the front of `body` whole; `None` when that was asked for already.
+fn longer_fetch(asked: u32, body: &[u8]) -> Option<u32> {
+    let header = RecordHeader::parse(body.first_chunk()?).ok()?;
+    let needed = u32::try_from(header.record_bytes()).ok()?;
+    (asked < needed && needed <= TRANSFER_BYTES_MAX).then_some(needed)
+}
+
+const _: () = assert!(FETCH_BYTES > RECORD_HEADER_BYTES);
+
+#[cfg(test)]
+mod tests {
+    use metaq_types::MessageId;
+
+    use super::*;
+
+    fn reader(print: Print) -> Reader {
+        Reader {
+            source: Source::Broker(String::new()),
+            topic: "t".into(),
+            group: "g".into(),
+            broker: BrokerId::new(1).unwrap(),
+            number: 2,
+            from: From::Start,
+            at: None,
+            follow: false,
+            give_up: Duration::ZERO,
+            print,
+        }
+    }
+
+    fn records() -> Bytes {
+        let mut bytes = Vec::new();
+        for (id, flag, body) in [(1, 0, &b"a\x1b[2J"[..]), (2, 1, b"\0\0\0\x02kvpay"), (3, 0, b"torn")] {
+            bytes.extend_from_slice(&RecordHeader::of(MessageId(id), flag, body).encode());
+            bytes.extend_from_slice(body);
+        }
+        bytes.truncate(bytes.len() - 1);
+        bytes.into()
+    }
+
+    #[test]
+    fn whole_records_are_printed_a_line_each() {
+        let at = Offset::new(100).unwrap();
+        let print = |print| reader(print).print(at, &records()).unwrap();
+        assert_eq!(print(Print::Raw), (b"a\x1b[2J\npay\n".to_vec(), 54));
+        assert_eq!(print(Print::Escaped).0, b"a\\x1b[2J\npay\n");
+        let (json, _) = print(Print::Json);
+        let lines: Vec<serde_json::Value> =
+            String::from_utf8(json).unwrap().lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+        assert_eq!((&lines[0]["payload"], &lines[0]["offset"]), (&"a\\x1b[2J".into(), &100.into()));
+        assert_eq!((&lines[1]["attribute"], &lines[1]["payload"]), (&"kv".into(), &"pay".into()));
+        assert_eq!((&lines[1]["offset"], &lines[1]["id"], &lines[1]["partition"]), (&125.into(), &2.into(), &2.into()));
+    }
+
+    #[test]
+    fn damage_is_an_error_that_names_the_place() {
+        let mut bytes = records().to_vec();
+        bytes[22] ^= 1;
+        let error = reader(Print::Raw).print(Offset::new(100).unwrap(), &bytes.into()).unwrap_err();
+        assert!(format!("{error:#}").contains("t-2: what the broker sends from 100 on"), "{error:#}");
+    }
+
+    #[test]
+    fn a_record_longer_than_the_fetch_is_asked_for_once() {
+        let header = RecordHeader { length: 5000, checksum: 0, id: MessageId(1), flag: 0 }.encode();
+        assert_eq!(longer_fetch(1000, &header), Some(5020));
+        assert_eq!(longer_fetch(5020, &header), None);
+    }
+}
