@@ -29,7 +29,8 @@ fuzz_target!(|input: (u16, &[u8])| {
     assert_eq!(all(&[bytes], decode), all(&[front, back], decode));
     assert_eq!(all(&[bytes], decode_response), all(&[front, back], decode_response));
     let mut records = Records::new(bytes);
-    let walked: usize = records.by_ref().map_while(Result::ok).map(|(_, header, _)| header.record_bytes() as usize).sum();
+    let walked: usize =
+        records.by_ref().map_while(Result::ok).map(|(_, header, _)| header.record_bytes() as usize).sum();
     assert_eq!(walked, records.position());
     let _ = split_attribute(1, bytes);
 });
