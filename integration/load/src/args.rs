@@ -237,6 +237,9 @@ pub(crate) struct SuiteArgs {
     /// Bytes read by the catch-up cells.
     #[arg(long, default_value_t = 268_435_456)]
     pub(crate) fill: u64,
+    /// Partitions of a further broker of ours, each with one message, for memory and start; 0 leaves it out.
+    #[arg(long, default_value_t = 10_000)]
+    pub(crate) idle_partitions: u32,
     /// Run only cells whose name contains this.
     #[arg(long)]
     pub(crate) only: Option<String>,

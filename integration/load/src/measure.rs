@@ -77,6 +77,24 @@ pub(crate) struct LatencySummary {
     pub(crate) max_us: f64,
 }
 
+impl LatencySummary {
+    /// Of several rounds, the median of each figure on its own, and the count of all.
+    pub(crate) fn median<'a>(rounds: impl Iterator<Item = &'a LatencySummary>) -> LatencySummary {
+        let rounds: Vec<&LatencySummary> = rounds.collect();
+        let of =
+            |value: fn(&LatencySummary) -> f64| median(&rounds.iter().map(|round| value(round)).collect::<Vec<f64>>());
+        LatencySummary {
+            count: rounds.iter().map(|round| round.count).sum(),
+            mean_us: of(|round| round.mean_us),
+            p50_us: of(|round| round.p50_us),
+            p90_us: of(|round| round.p90_us),
+            p99_us: of(|round| round.p99_us),
+            p999_us: of(|round| round.p999_us),
+            max_us: of(|round| round.max_us),
+        }
+    }
+}
+
 impl std::fmt::Display for LatencySummary {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let LatencySummary { mean_us, p50_us, p90_us, p99_us, p999_us, max_us, .. } = self;

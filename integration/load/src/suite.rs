@@ -4,6 +4,7 @@
 mod brokers;
 mod cells;
 mod host;
+mod idle;
 mod table;
 
 use crate::args::SuiteArgs;
@@ -12,7 +13,7 @@ use crate::machine::{self, Limits};
 use crate::measure::median;
 use crate::put::{self, PutPlan, Until};
 use anyhow::{Context, Result};
-use brokers::Broker;
+use brokers::{Broker, MetaqHome};
 use cells::{Cell, Measured, TOPICS, Work};
 use serde::Serialize;
 use std::fs::{self, File};
@@ -40,6 +41,7 @@ struct Report {
     machine: Limits,
     machine_rounds: Vec<Limits>,
     cells: Vec<CellReport>,
+    idle: Option<idle::IdleReport>,
 }
 
 #[derive(Debug, Serialize)]
@@ -78,7 +80,8 @@ pub(crate) fn run(args: &SuiteArgs, json: bool) -> Result<ExitCode> {
         .filter(|cell| args.only.as_ref().is_none_or(|only| cell.name.contains(only.as_str())))
         .collect();
     let load_average_before = host::load_average();
-    let metaq = brokers::start_metaq(&args.metaq_master, &args.dir)?;
+    let home = MetaqHome::new(&args.dir, &brokers::topic_sections())?;
+    let metaq = home.start(&args.metaq_master)?;
     let original = match &args.original {
         Some(script) => Some(brokers::start_original(script, &args.original_dir, &args.dir)?),
         None => None,
@@ -101,26 +104,33 @@ pub(crate) fn run(args: &SuiteArgs, json: bool) -> Result<ExitCode> {
     }
     let machine = table::median_limits(&limits);
     let reports = cells.iter().zip(measured).map(|(cell, sides)| report_cell(cell, sides, &machine)).collect();
+    let versions = (metaq.version.clone(), original.as_ref().map(|original| original.version.clone()));
+    drop((metaq, original));
+    let idle = match args.idle_partitions {
+        0 => None,
+        partitions => Some(idle::run(&args.metaq_master, &args.dir, partitions)?),
+    };
     let report = Report {
         command_line: std::env::args().collect(),
         load_generator: env!("CARGO_PKG_VERSION"),
         host: host::Host::look(),
         load_average_before,
         load_average_after: host::load_average(),
-        metaq_version: metaq.version.clone(),
-        original_version: original.as_ref().map(|original| original.version.clone()),
+        metaq_version: versions.0,
+        original_version: versions.1,
         machine,
         machine_rounds: limits,
         cells: reports,
+        idle,
     };
-    drop((metaq, original));
     serde_json::to_writer_pretty(&out, &report)?;
     if json {
         println!("{}", serde_json::to_string_pretty(&report)?);
     } else {
         table::print(&report);
     }
-    let missed = report.cells.iter().any(|cell| cell.met == Some(false) || cell.metaq.errors > 0);
+    let missed = report.cells.iter().any(|cell| cell.met == Some(false) || cell.metaq.errors > 0)
+        || report.idle.as_ref().is_some_and(|idle| !idle.met);
     Ok(if args.check && missed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 

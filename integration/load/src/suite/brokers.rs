@@ -17,7 +17,7 @@ const STOP_WAIT: Duration = Duration::from_secs(30);
 const LOOK_AGAIN: Duration = Duration::from_millis(20);
 const LOG_BYTES_SHOWN: usize = 2000;
 
-/// A running broker; it is stopped and its data is removed when this is dropped.
+/// A running broker; it is stopped when this is dropped, the original's data is removed.
 pub(crate) struct Broker {
     pub(crate) name: &'static str,
     pub(crate) address: SocketAddr,
@@ -25,37 +25,48 @@ pub(crate) struct Broker {
     pub(crate) version: String,
     /// Heeds `get … wait=MS`.
     pub(crate) long_poll: bool,
-    _process: Process,
+    process: Process,
 }
 
 enum Process {
-    Metaq { child: Child, _data: TempDir },
+    Metaq { child: Child },
     Original { script: PathBuf, run_dir: PathBuf, _topics: TempDir },
 }
 
-pub(crate) fn start_metaq(binary: &Path, dir: &Path) -> Result<Broker> {
-    let data = scratch(dir)?;
-    let [port, console_port] = free_ports()?;
-    let config = data.path().join("server.ini");
-    fs::write(&config, metaq_config(data.path(), port, console_port))?;
-    let log = data.path().join("metaq-master.log");
-    let child = Command::new(binary)
-        .arg("--config")
-        .arg(&config)
-        .stdin(Stdio::null())
-        .stdout(File::create(&log)?)
-        .stderr(File::options().append(true).open(&log)?)
-        .spawn()
-        .with_context(|| format!("cannot start {}: build it first", binary.display()))?;
-    let pid = child.id();
-    let mut process = Process::Metaq { child, _data: data };
-    let address = SocketAddr::from(([127, 0, 0, 1], port));
-    let version = wait_for_version(address, || process.ended()).with_context(|| {
-        let text = fs::read(&log).unwrap_or_default();
-        let shown = &text[text.len().saturating_sub(LOG_BYTES_SHOWN)..];
-        format!("{} did not come up; its log ends with:\n{}", binary.display(), String::from_utf8_lossy(shown))
-    })?;
-    Ok(Broker { name: "metaq", address, pid, version, long_poll: true, _process: process })
+/// Configuration, data and log of a broker of ours; it may be started there again and again. Removed when dropped.
+pub(crate) struct MetaqHome {
+    dir: TempDir,
+    address: SocketAddr,
+}
+
+impl MetaqHome {
+    pub(crate) fn new(dir: &Path, topics: &str) -> Result<MetaqHome> {
+        let dir = scratch(dir)?;
+        let [port, console_port] = free_ports()?;
+        fs::write(dir.path().join("server.ini"), metaq_config(dir.path(), port, console_port, topics))?;
+        Ok(MetaqHome { dir, address: SocketAddr::from(([127, 0, 0, 1], port)) })
+    }
+
+    /// Returns when the broker answers.
+    pub(crate) fn start(&self, binary: &Path) -> Result<Broker> {
+        let log = self.dir.path().join("metaq-master.log");
+        let child = Command::new(binary)
+            .arg("--config")
+            .arg(self.dir.path().join("server.ini"))
+            .stdin(Stdio::null())
+            .stdout(File::create(&log)?)
+            .stderr(File::options().append(true).open(&log)?)
+            .spawn()
+            .with_context(|| format!("cannot start {}: build it first", binary.display()))?;
+        let pid = child.id();
+        let mut process = Process::Metaq { child };
+        let version = wait_for_version(self.address, || process.ended()).with_context(|| {
+            let text = fs::read(&log).unwrap_or_default();
+            let shown = &text[text.len().saturating_sub(LOG_BYTES_SHOWN)..];
+            format!("{} did not come up; its log ends with:\n{}", binary.display(), String::from_utf8_lossy(shown))
+        })?;
+        Ok(Broker { name: "metaq", address: self.address, pid, version, long_poll: true, process })
+    }
 }
 
 pub(crate) fn start_original(script: &Path, run_dir: &Path, dir: &Path) -> Result<Broker> {
@@ -88,7 +99,7 @@ pub(crate) fn start_original(script: &Path, run_dir: &Path, dir: &Path) -> Resul
     let pid = fs::read_to_string(run_dir.join("pids/broker"))?.trim().parse().context("the original's pid file")?;
     let address = SocketAddr::from(([127, 0, 0, 1], port));
     let version = wait_for_version(address, || None)?;
-    Ok(Broker { name: "original", address, pid, version, long_poll: false, _process: process })
+    Ok(Broker { name: "original", address, pid, version, long_poll: false, process })
 }
 
 fn scratch(dir: &Path) -> Result<TempDir> {
@@ -119,7 +130,7 @@ fn wait_for_version(address: SocketAddr, mut ended: impl FnMut() -> Option<Strin
 }
 
 /// The same values the original is started with, but for the registry: ours needs none.
-fn metaq_config(dir: &Path, port: u16, console_port: u16) -> String {
+fn metaq_config(dir: &Path, port: u16, console_port: u16, topics: &str) -> String {
     format!(
         "[system]\n\
          brokerId=1\n\
@@ -140,11 +151,11 @@ fn metaq_config(dir: &Path, port: u16, console_port: u16) -> String {
          zk.zkConnect=127.0.0.1:2181\n\
          {topics}",
         data = dir.join("data").display(),
-        topics = topic_sections(),
     )
 }
 
-fn topic_sections() -> String {
+/// The suite's topics as sections of either broker's configuration.
+pub(crate) fn topic_sections() -> String {
     let mut text = String::new();
     for Topic { name, partitions, unflush_threshold, .. } in &TOPICS {
         write!(text, "\n[topic={name}]\nnumPartitions={partitions}\nunflushThreshold={unflush_threshold}\n")
@@ -153,18 +164,25 @@ fn topic_sections() -> String {
     text
 }
 
+impl Broker {
+    /// Stops it as an operator would and says when it did not end well. Dropping it afterwards does nothing more.
+    pub(crate) fn stop(&mut self) -> Result<()> {
+        self.process.stop()
+    }
+}
+
 impl Process {
     /// How it ended, if it did.
     fn ended(&mut self) -> Option<String> {
         match self {
-            Process::Metaq { child, .. } => child.try_wait().ok().flatten().map(|status| status.to_string()),
+            Process::Metaq { child } => child.try_wait().ok().flatten().map(|status| status.to_string()),
             Process::Original { .. } => None,
         }
     }
 
     fn stop(&mut self) -> Result<()> {
         match self {
-            Process::Metaq { child, .. } => stop_child(child),
+            Process::Metaq { child } => stop_child(child),
             Process::Original { script, run_dir, .. } => {
                 let status = Command::new(script)
                     .arg("--dir")
@@ -218,14 +236,15 @@ mod tests {
         fs::write(&binary, "#!/bin/sh\necho \"cannot use $2\"\nexit 78\n").unwrap();
         let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
         fs::set_permissions(&binary, mode).unwrap();
-        let Err(error) = start_metaq(&binary, dir.path()) else { panic!("it started") };
+        let home = MetaqHome::new(dir.path(), "").unwrap();
+        let Err(error) = home.start(&binary) else { panic!("it started") };
         let text = format!("{error:#}");
         assert!(text.contains("cannot use ") && text.contains("server.ini") && text.contains("78"), "{text}");
     }
 
     #[test]
     fn both_brokers_are_given_the_same_topics() {
-        let config = metaq_config(Path::new("/data"), 1, 2);
+        let config = metaq_config(Path::new("/data"), 1, 2, &topic_sections());
         assert!(config.ends_with(&topic_sections()));
         assert!(config.contains("\n[topic=load-os-8]\nnumPartitions=8\nunflushThreshold=1000\n"));
     }

@@ -1,13 +1,14 @@
 //! The report as a person reads it.
 
+use super::idle::IdleReport;
 use super::{CellReport, Report};
 use crate::machine::Limits;
-use crate::measure::median;
+use crate::measure::{LatencySummary, median};
 
-/// The median of each figure on its own; the latencies are the first round's.
+/// The median of each figure on its own.
 pub(crate) fn median_limits(rounds: &[Limits]) -> Limits {
     let of = |value: fn(&Limits) -> f64| median(&rounds.iter().map(value).collect::<Vec<f64>>());
-    let first = rounds.first().cloned().unwrap_or_default();
+    let latency = |value: fn(&Limits) -> &LatencySummary| LatencySummary::median(rounds.iter().map(value));
     Limits {
         round_trips: of(|limits| limits.round_trips),
         fdatasyncs_append: of(|limits| limits.fdatasyncs_append),
@@ -16,7 +17,9 @@ pub(crate) fn median_limits(rounds: &[Limits]) -> Limits {
         megabytes_file_to_socket: of(|limits| limits.megabytes_file_to_socket),
         megabytes_socket_to_file: of(|limits| limits.megabytes_socket_to_file),
         megabytes_socket_to_file_spliced: of(|limits| limits.megabytes_socket_to_file_spliced),
-        ..first
+        round_trip: latency(|limits| &limits.round_trip),
+        fdatasync_append: latency(|limits| &limits.fdatasync_append),
+        fdatasync_in_place: latency(|limits| &limits.fdatasync_in_place),
     }
 }
 
@@ -32,6 +35,7 @@ pub(crate) fn print(report: &Report) {
         .collect();
     let rows = std::iter::once(head).chain(report.cells.iter().map(row)).collect::<Vec<_>>();
     print!("{}", aligned(&rows));
+    report.idle.iter().for_each(IdleReport::print);
     for cell in &report.cells {
         let original_errors = cell.original.as_ref().map_or(0, |original| original.errors);
         if cell.metaq.errors + original_errors > 0 {
