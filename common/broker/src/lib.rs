@@ -1,1 +1,27 @@
+//! A running node: TCP in, store out.
+//!
+//! [`Node`] assembles it and is where reading starts. `session.rs` is the life of one connection, `outbound.rs` its
+//! answers in order, `dispatch.rs` the single match over requests, `handlers/` one file a command.
+//!
+//! Invariants: requests of one connection are executed in the order they came, and answered in that order, but for
+//! long polls; every request that is owed an answer gets exactly one; nothing is kept for a connection without a
+//! bound. A handler never waits: what cannot be answered now leaves a slot behind ([`outbound::Outbound`]) that the
+//! store or a parked task fills.
+//!
+//! Called by the master's and the slave's binaries. Must never know: ZooKeeper (it offers its topics, `registry`
+//! follows them), command lines, log formats.
 
+mod admission;
+mod answer;
+mod dispatch;
+mod handlers;
+mod metrics;
+mod node;
+mod outbound;
+mod realtime;
+mod session;
+mod topics;
+mod view;
+
+pub use metrics::Counters;
+pub use node::{Node, NodeOptions, NodeRole, rules_for};

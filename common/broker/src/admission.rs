@@ -1,0 +1,56 @@
+//! What the node takes on at all: connections, bytes on their way into the store, room on the disk.
+
+use metaq_types::limits::{APPEND_QUEUE_BYTES_MAX, CONNECTIONS_MAX};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+/// Shared by all connections of a node.
+#[derive(Default)]
+pub(crate) struct Admission {
+    connections: AtomicUsize,
+    /// Bytes of puts accepted and not yet answered.
+    pub(crate) in_flight: Arc<AtomicUsize>,
+    disk_low: AtomicBool,
+}
+
+/// A connection that was let in; counts until it is dropped.
+pub(crate) struct Admitted(Arc<Admission>);
+
+impl Admission {
+    pub(crate) fn connection(self: &Arc<Self>) -> Option<Admitted> {
+        if self.connections.fetch_add(1, Ordering::Relaxed) < CONNECTIONS_MAX {
+            return Some(Admitted(Arc::clone(self)));
+        }
+        self.connections.fetch_sub(1, Ordering::Relaxed);
+        None
+    }
+
+    pub(crate) fn connections(&self) -> usize {
+        self.connections.load(Ordering::Relaxed)
+    }
+
+    /// Why a put cannot be taken on now, in words.
+    pub(crate) fn refusal(&self) -> Option<String> {
+        if self.in_flight.load(Ordering::Relaxed) >= APPEND_QUEUE_BYTES_MAX {
+            return Some(format!(
+                "not stored: the broker is overloaded, {APPEND_QUEUE_BYTES_MAX} bytes wait to be written; try again"
+            ));
+        }
+        if self.disk_low.load(Ordering::Relaxed) {
+            return Some(
+                "not stored: disk full, free space is below minFreeDiskBytes; free some space and try again".to_owned(),
+            );
+        }
+        None
+    }
+
+    pub(crate) fn set_disk_low(&self, low: bool) -> bool {
+        self.disk_low.swap(low, Ordering::Relaxed) != low
+    }
+}
+
+impl Drop for Admitted {
+    fn drop(&mut self) {
+        self.0.connections.fetch_sub(1, Ordering::Relaxed);
+    }
+}

@@ -1,0 +1,114 @@
+//! From bytes to handlers: the single match over [`Request`].
+
+use crate::answer::Answer;
+use crate::handlers;
+use crate::node::Shared;
+use crate::outbound::{Outbound, malformed};
+use bytes::{Bytes, BytesMut};
+use metaq_types::limits::MESSAGE_BYTES_MAX;
+use metaq_types::{Opaque, SlaveId, Status};
+use metaq_wire::{Decoded, Request, Text};
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Instant;
+
+/// One connection as the handlers see it.
+pub(crate) struct Conversation {
+    pub(crate) node: Arc<Shared>,
+    outbound: Arc<Outbound>,
+    pub(crate) address: Option<SocketAddr>,
+    /// Set by a replica's greeting; from then on its gets are those of a replica.
+    pub(crate) replica: Option<SlaveId>,
+    /// A refused message whose body is being thrown away.
+    refused: Option<Refused>,
+}
+
+struct Refused {
+    opaque: Opaque,
+    topic: Text,
+    partition: i32,
+    bytes: u32,
+}
+
+/// What the session does next.
+pub(crate) enum Next {
+    Again,
+    NeedMore,
+    /// Throw away this many bytes of input, then call [`Conversation::discarded`].
+    Discard(usize),
+    Close,
+}
+
+impl Conversation {
+    pub(crate) fn new(node: Arc<Shared>, address: Option<SocketAddr>) -> Conversation {
+        let outbound = Arc::new(Outbound::new(
+            Arc::clone(&node.uri),
+            Arc::clone(&node.admission.in_flight),
+            Arc::clone(&node.counters),
+        ));
+        Conversation { node, outbound, address, replica: None, refused: None }
+    }
+
+    pub(crate) fn outbound(&self) -> &Arc<Outbound> {
+        &self.outbound
+    }
+
+    /// Takes one request off the input and executes it.
+    pub(crate) fn next(&mut self, input: &mut BytesMut) -> Next {
+        match metaq_wire::decode(input) {
+            Ok(None) => Next::NeedMore,
+            Ok(Some(Decoded::Request(request))) => self.execute(request),
+            Ok(Some(Decoded::TooLarge { opaque, topic, partition, bytes })) => {
+                self.refused = Some(Refused { opaque, topic, partition, bytes });
+                Next::Discard(bytes as usize)
+            }
+            Err(error) => {
+                self.node.counters.malformed();
+                self.outbound.answer(error.opaque.unwrap_or(Opaque::NONE), malformed(&error.reason));
+                self.outbound.close_after();
+                Next::Close
+            }
+        }
+    }
+
+    /// The body of a message that is too large is gone: now its producer is told.
+    pub(crate) fn discarded(&mut self) {
+        let Some(refused) = self.refused.take() else { return };
+        self.node.counters.put();
+        self.node.counters.put_failed();
+        let limit = self.node.config.current().system.max_transfer_size.min(MESSAGE_BYTES_MAX);
+        let detail = handlers::put::too_large(u64::from(refused.bytes), limit);
+        let answer = self.node.put_failure(&refused.topic, refused.partition, Status::BadRequest, &detail);
+        self.outbound.answer(refused.opaque, answer);
+    }
+
+    fn execute(&mut self, request: Request) -> Next {
+        match request {
+            Request::Put(put) => handlers::put::put(self, put),
+            Request::Get(get) => handlers::get::get(self, get),
+            Request::Offset(query) => handlers::offset::offset(self, &query),
+            Request::Version(version) => handlers::version::version(self, version),
+            Request::Stats(stats) => handlers::stats::stats(self, &stats),
+            Request::Transaction(transaction) => handlers::transaction::transaction(self, &transaction),
+            Request::Sync(sync) => {
+                let text = Bytes::from_static(b"no handler for sync: this broker is not a synchronous slave");
+                self.outbound.answer(sync.opaque, Answer::Text(Status::ServiceUnavailable, text));
+            }
+            Request::Quit => {
+                self.outbound.close_after();
+                return Next::Close;
+            }
+            // Matched to nothing and ignored (wire-protocol, "1.10").
+            Request::Response => {}
+        }
+        Next::Again
+    }
+
+    /// The connection is over: nothing is owed any more, and a replica counts as gone.
+    pub(crate) fn end(&mut self) {
+        self.outbound.shut();
+        if let Some(slave) = self.replica.take() {
+            self.node.replicas.lock().on_disconnect(slave, Instant::now());
+        }
+    }
+}

@@ -1,0 +1,182 @@
+use crate::answer::{Answer, failed};
+use crate::dispatch::Conversation;
+use crate::node::{NodeRole, Shared};
+use crate::outbound::Outbound;
+use crate::realtime::Kind;
+use metaq_store::{Partition, Reader, SliceAt};
+use metaq_types::limits::LONG_POLL_MAX;
+use metaq_types::{Offset, SlaveId, Status};
+use metaq_wire::{Get, ValueExtra};
+use std::sync::Arc;
+use tokio::time::Instant;
+
+/// What a get comes to at this moment.
+enum Outcome {
+    Answer(Answer),
+    /// Nothing to read yet; the answer is what a get without `wait` is told.
+    Nothing(Answer),
+}
+
+/// Answers with stored bytes, or with where to go on. With `wait=` and nothing to read the request is parked, and
+/// answered out of turn.
+pub(crate) fn get(conversation: &mut Conversation, get: Get) {
+    let node = &conversation.node;
+    node.counters.get();
+    let state = node.topics.get(&get.topic);
+    if let Some(state) = &state {
+        state.count(Kind::Get, 1);
+        if conversation.replica.is_none() && !state.subscribe_open() {
+            let text = format!("topic {} is closed for subscription (acceptSubscribe=false, or removed)", get.topic);
+            conversation.outbound().answer(get.opaque, Answer::text(Status::Forbidden, text));
+            return;
+        }
+    }
+    if let Some(slave) = conversation.replica {
+        confirm(node, slave, &get);
+    }
+    let outcome = now(node, &get, conversation.replica);
+    let wait = get.wait.filter(|wait| !wait.is_zero());
+    match (outcome, wait) {
+        (Outcome::Nothing(_), Some(wait)) if conversation.outbound().park() => {
+            let parked = Parked {
+                node: Arc::clone(node),
+                outbound: Arc::clone(conversation.outbound()),
+                replica: conversation.replica,
+                until: Instant::now() + wait.min(LONG_POLL_MAX),
+                // Parked for long, it must not hold on to the read buffer its names are part of.
+                get: Get { topic: get.topic.detached(), group: get.group.detached(), ..get },
+            };
+            tokio::spawn(parked.run());
+        }
+        (Outcome::Answer(answer) | Outcome::Nothing(answer), _) => {
+            count(node, &get, &answer);
+            conversation.outbound().answer(get.opaque, answer);
+        }
+    }
+}
+
+/// The offset a replica asks for says that it holds everything before.
+fn confirm(node: &Shared, slave: SlaveId, get: &Get) {
+    let Some(partition) = node.store.get(&get.topic, get.partition) else { return };
+    let Some(offset) = Offset::from_wire(get.offset) else { return };
+    let end = partition.positions().durable;
+    node.replicas.lock().on_get(slave, partition.id(), offset, end, std::time::Instant::now());
+}
+
+/// A long poll: asks again when there is something to read, and answers then or at its deadline.
+struct Parked {
+    node: Arc<Shared>,
+    outbound: Arc<Outbound>,
+    replica: Option<SlaveId>,
+    until: Instant,
+    get: Get,
+}
+
+impl Parked {
+    async fn run(self) {
+        let answer = loop {
+            let late = tokio::time::timeout_at(self.until, self.something()).await.is_err();
+            match now(&self.node, &self.get, self.replica) {
+                Outcome::Answer(answer) => break answer,
+                Outcome::Nothing(answer) if late || self.node.is_stopping() => break answer,
+                Outcome::Nothing(_) => {}
+            }
+        };
+        count(&self.node, &self.get, &answer);
+        self.outbound.unpark(self.get.opaque, answer);
+    }
+
+    /// Until the partition can be read beyond the offset asked for, or, without one, until a partition comes.
+    async fn something(&self) {
+        let generation = self.node.store.catalog_generation();
+        let store = &self.node.store;
+        let end = Offset::from_wire(self.get.offset).unwrap_or_default();
+        let readable = async {
+            match store.get(&self.get.topic, self.get.partition) {
+                Some(partition) => partition.readable_beyond(end, reader(self.replica)).await,
+                None => {
+                    store.catalog_beyond(generation).await;
+                }
+            }
+        };
+        tokio::select! {
+            () = readable => {}
+            () = self.node.stopping() => {}
+        }
+    }
+}
+
+fn reader(replica: Option<SlaveId>) -> Reader {
+    if replica.is_some() { Reader::Replica } else { Reader::Consumer }
+}
+
+/// The checks of the original in its order (wire-protocol, "3.2 get").
+fn now(node: &Shared, get: &Get, replica: Option<SlaveId>) -> Outcome {
+    let Some(partition) = node.store.get(&get.topic, get.partition) else {
+        let text = missing_partition(&get.topic, get.partition);
+        return Outcome::Nothing(Answer::text(Status::NotFound, text));
+    };
+    let Some(max_bytes) = u32::try_from(get.max_bytes).ok().filter(|max| *max > 0) else {
+        let text = format!("Bad request,invalid max size:{}", get.max_bytes);
+        return Outcome::Answer(Answer::text(Status::BadRequest, text));
+    };
+    let max_bytes = max_bytes.min(node.max_transfer_size());
+    match partition.slice(get.offset, max_bytes, reader(replica)) {
+        SliceAt::Bytes(slice) => {
+            let extra = replica.map(|_| extra(node, &partition, slice.segment()));
+            Outcome::Answer(Answer::Value { slice, extra })
+        }
+        SliceAt::Trimmed { oldest } => Outcome::Answer(Answer::moved(oldest)),
+        SliceAt::Skip { to } => Outcome::Answer(Answer::moved(to)),
+        SliceAt::Beyond { end } if moves_back(node, get.offset, replica) => Outcome::Answer(Answer::moved(end)),
+        SliceAt::AtEnd { unsynced } => {
+            if unsynced {
+                partition.request_sync();
+            }
+            Outcome::Nothing(not_found(get.offset))
+        }
+        SliceAt::Beyond { .. } => Outcome::Answer(not_found(get.offset)),
+        SliceAt::Failed { reason } => {
+            let text = failed(&node.uri, &get.topic, i64::from(get.partition), &reason);
+            Outcome::Answer(Answer::text(Status::InternalServerError, text))
+        }
+    }
+}
+
+/// Whether a reader beyond the end is sent back to it. A slave may simply be behind, so there only the question for
+/// the newest place is answered so.
+fn moves_back(node: &Shared, offset: i64, replica: Option<SlaveId>) -> bool {
+    if replica.is_some() {
+        return false;
+    }
+    offset == Offset::MAX.wire()
+        || (matches!(node.role, NodeRole::Master) && node.config.current().system.update_consumer_offsets)
+}
+
+fn extra(node: &Shared, partition: &Partition, segment: Offset) -> ValueExtra {
+    ValueExtra { segment, end: partition.positions().durable, epoch: node.epoch }
+}
+
+pub(crate) fn missing_partition(topic: &str, partition: i32) -> String {
+    format!("The topic `{topic}` in partition `{partition}` is not exists")
+}
+
+fn not_found(offset: i64) -> Answer {
+    Answer::text(Status::NotFound, format!("Could not find message at position {offset}"))
+}
+
+/// A 404 and a 301 are misses; a 301 counts as an answered `offset` as well (stats, "3. Counters").
+fn count(node: &Shared, get: &Get, answer: &Answer) {
+    let Answer::Text(status @ (Status::NotFound | Status::Moved), _) = answer else { return };
+    node.counters.get_miss();
+    let state = node.topics.get(&get.topic);
+    if let Some(state) = &state {
+        state.count(Kind::GetMiss, 1);
+    }
+    if *status == Status::Moved {
+        node.counters.offset();
+        if let Some(state) = &state {
+            state.count(Kind::Offset, 1);
+        }
+    }
+}

@@ -1,0 +1,8 @@
+//! One file a command. A handler answers, or leaves a slot behind that the store or a parked task fills; it never waits.
+
+pub(crate) mod get;
+pub(crate) mod offset;
+pub(crate) mod put;
+pub(crate) mod stats;
+pub(crate) mod transaction;
+pub(crate) mod version;

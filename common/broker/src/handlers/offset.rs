@@ -1,0 +1,20 @@
+use crate::answer::Answer;
+use crate::dispatch::Conversation;
+use crate::handlers::get::missing_partition;
+use crate::realtime::Kind;
+use metaq_types::Status;
+use metaq_wire::OffsetQuery;
+
+/// The nearest valid place: the start of the segment that holds the offset, or an end (wire-protocol, "3.3 offset").
+pub(crate) fn offset(conversation: &Conversation, query: &OffsetQuery) {
+    let node = &conversation.node;
+    node.counters.offset();
+    if let Some(state) = node.topics.get(&query.topic) {
+        state.count(Kind::Offset, 1);
+    }
+    let answer = match node.store.get(&query.topic, query.partition) {
+        Some(partition) => Answer::text(Status::Success, partition.nearest(query.offset).to_string()),
+        None => Answer::text(Status::NotFound, missing_partition(&query.topic, query.partition)),
+    };
+    conversation.outbound().answer(query.opaque, answer);
+}

@@ -1,0 +1,149 @@
+use crate::dispatch::Conversation;
+use crate::node::{NodeRole, Shared};
+use crate::realtime::Kind;
+use crate::topics::TopicState;
+use metaq_config::Topic;
+use metaq_store::{Ack, AckSink, Partition};
+use metaq_types::limits::{MESSAGE_BYTES_MAX, RECORD_HEADER_BYTES};
+use metaq_types::{PartitionId, Status};
+use metaq_wire::Put;
+use std::sync::Arc;
+
+/// Why a put is refused; nothing was stored.
+struct Refused {
+    status: Status,
+    /// As finally used; what the request said when it was refused before that.
+    partition: i32,
+    detail: String,
+}
+
+/// Stores one message. Its answer comes from the store: inside this call where the topic does not ask for a sync, else
+/// from the committer's next round.
+pub(crate) fn put(conversation: &Conversation, put: Put) {
+    let node = &conversation.node;
+    node.counters.put();
+    let state = node.topics.get_or_admit(&put.topic);
+    if let Some(state) = &state {
+        state.count(Kind::Put, 1);
+        state.count(Kind::MessageSize, put.body.len() as u64);
+    }
+    match accept(node, state.as_deref(), &put) {
+        Ok((partition, checksum)) => {
+            let outbound = conversation.outbound();
+            let ticket = outbound.owe(put.opaque, put.topic, partition.id().number, put.body.len());
+            let ack = Ack::new(Arc::clone(outbound) as Arc<dyn AckSink>, ticket);
+            partition.append(put.flag, checksum, put.body, ack);
+        }
+        Err(refused) => {
+            if refused.status != Status::Forbidden {
+                node.counters.put_failed();
+                if let Some(state) = &state {
+                    state.count(Kind::PutFailed, 1);
+                }
+            }
+            let answer = node.put_failure(&put.topic, refused.partition, refused.status, &refused.detail);
+            conversation.outbound().answer(put.opaque, answer);
+        }
+    }
+}
+
+/// Every check before the store is asked, in the original's order (broker-behaviour, "2. put").
+fn accept(node: &Shared, state: Option<&TopicState>, put: &Put) -> Result<(Arc<Partition>, i32), Refused> {
+    let refuse = |status, detail: String| Refused { status, partition: put.partition, detail };
+    if let NodeRole::Slave { slave_id, master } = &node.role {
+        let master = master.borrow().clone().unwrap_or_else(|| "not known at the moment".to_owned());
+        let detail = format!(
+            "this broker is slave {slave_id} of broker {} and accepts no messages; send them to its master: {master}",
+            node.broker_id
+        );
+        return Err(refuse(Status::InternalServerError, detail));
+    }
+    if put.transaction.is_some() {
+        let detail = "not stored: transactions are not available in this version".to_owned();
+        return Err(refuse(Status::InternalServerError, detail));
+    }
+    let Some(state) = state else {
+        return Err(refuse(Status::InternalServerError, not_accepted(&put.topic)));
+    };
+    if !state.publish_open() {
+        return Err(refuse(Status::Forbidden, closed(&put.topic)));
+    }
+    let Some(topic) = state.settings.as_deref() else {
+        return Err(refuse(Status::Forbidden, closed(&put.topic)));
+    };
+    let number = choose(put.partition, topic)
+        .ok_or_else(|| refuse(Status::InternalServerError, format!("wrong partition {}", put.partition)))?;
+    let refuse = |status, detail: String| Refused { status, partition: number as i32, detail };
+    let limit = node.max_transfer_size().min(MESSAGE_BYTES_MAX + RECORD_HEADER_BYTES) - RECORD_HEADER_BYTES;
+    if put.body.len() as u64 > u64::from(limit) {
+        return Err(refuse(Status::BadRequest, too_large(put.body.len() as u64, limit)));
+    }
+    let checksum = metaq_wire::checksum(&put.body);
+    if let Some(sent) = put.checksum
+        && sent != checksum
+    {
+        let detail = format!(
+            "Checksum failure,message may be corrupted when transfering on networking. sent {sent}, computed {checksum}"
+        );
+        return Err(refuse(Status::InternalServerError, detail));
+    }
+    if !metaq_wire::attribute_fits(put.flag, &put.body) {
+        return Err(refuse(Status::BadRequest, misfit_attribute(&put.body)));
+    }
+    if let Some(reason) = node.admission.refusal() {
+        return Err(refuse(Status::ServiceUnavailable, reason));
+    }
+    let partition = open(node, state, topic, number)
+        .map_err(|detail| refuse(Status::InternalServerError, format!("not stored: {detail}")))?;
+    Ok((partition, checksum))
+}
+
+/// The partition to use: the one named, or for -1 one after the other.
+fn choose(partition: i32, topic: &Topic) -> Option<u32> {
+    use std::sync::atomic::{AtomicU32, Ordering};
+    static TURN: AtomicU32 = AtomicU32::new(0);
+    if partition == -1 {
+        return Some(TURN.fetch_add(1, Ordering::Relaxed) % topic.num_partitions);
+    }
+    u32::try_from(partition).ok().filter(|n| *n < topic.num_partitions)
+}
+
+fn open(node: &Shared, state: &TopicState, topic: &Topic, number: u32) -> Result<Arc<Partition>, String> {
+    if let Some(partition) = node.store.get(&state.name, number as i32) {
+        return Ok(partition);
+    }
+    let id = PartitionId { topic: state.name.clone(), number };
+    node.store
+        .get_or_create(&id, &crate::node::partition_rules(topic), metaq_types::Offset::ZERO)
+        .map_err(|error| error.to_string())
+}
+
+fn not_accepted(topic: &str) -> String {
+    format!("The server do not accept topic {topic}")
+}
+
+fn closed(topic: &str) -> String {
+    format!("topic {topic} is closed for publishing (acceptPublish=false, or its section was removed)")
+}
+
+pub(crate) fn too_large(bytes: u64, limit: u32) -> String {
+    format!(
+        "not stored: a message of {bytes} bytes is above the limit of {limit} (maxTransferSize, and 2 MiB, each less \
+         the {RECORD_HEADER_BYTES} bytes of the stored header), so it could never be delivered"
+    )
+}
+
+fn misfit_attribute(body: &[u8]) -> String {
+    let declared = body.first_chunk().map(|bytes| i32::from_be_bytes(*bytes));
+    match declared {
+        Some(length) => format!(
+            "not stored: the flag says that an attribute comes first, but its length of {length} does not fit into a \
+             body of {} bytes",
+            body.len()
+        ),
+        None => format!(
+            "not stored: the flag says that an attribute comes first, but a body of {} bytes has no room for its length",
+            body.len()
+        ),
+    }
+}

@@ -1,0 +1,85 @@
+use crate::answer::Answer;
+use crate::dispatch::Conversation;
+use crate::node::{NodeRole, Shared, VERSION};
+use crate::outbound::Outbound;
+use metaq_types::limits::LONG_POLL_MAX;
+use metaq_types::{Opaque, SlaveId, Status};
+use metaq_wire::{Greeting, Role, Version};
+use std::sync::Arc;
+use tokio::time::Instant;
+use tracing::info;
+
+/// The heartbeat of clients, and the greeting of replicas.
+pub(crate) fn version(conversation: &mut Conversation, version: Version) {
+    let Some(greeting) = version.greeting else {
+        conversation.outbound().answer(version.opaque, Answer::text(Status::Success, VERSION));
+        return;
+    };
+    match greeting.role {
+        Role::Master => conversation.outbound().answer(version.opaque, welcome(&conversation.node)),
+        Role::Slave => greet(conversation, version.opaque, greeting),
+    }
+}
+
+/// A slave introduces itself, or asks again and waits for a change of the partitions.
+fn greet(conversation: &mut Conversation, opaque: Opaque, greeting: Greeting) {
+    let node = &conversation.node;
+    if let NodeRole::Slave { slave_id, .. } = &node.role {
+        let text = format!("this broker is slave {slave_id} of broker {}, not its master", node.broker_id);
+        conversation.outbound().answer(opaque, Answer::text(Status::InternalServerError, text));
+        return;
+    }
+    let slave = match greeting.slave_id.map(|id| SlaveId::new(i64::from(id))) {
+        Some(Ok(slave)) => slave,
+        Some(Err(error)) => {
+            conversation.outbound().answer(opaque, Answer::text(Status::BadRequest, error.to_string()));
+            return;
+        }
+        None => {
+            let text = "a slave's greeting needs its id (id=…)";
+            conversation.outbound().answer(opaque, Answer::text(Status::BadRequest, text));
+            return;
+        }
+    };
+    if conversation.replica.is_none() {
+        let address = conversation.address.map(|a| a.to_string()).unwrap_or_default();
+        let greeted = node.replicas.lock().on_greeting(slave, &greeting.node, &address, std::time::Instant::now());
+        if let Err(error) = greeted {
+            conversation.outbound().answer(opaque, Answer::text(Status::InternalServerError, error.to_string()));
+            return;
+        }
+        info!(%slave, address, node = &*greeting.node, "slave connected");
+        conversation.replica = Some(slave);
+    }
+    if let (Some(known), Some(wait)) = (greeting.catalog, greeting.wait)
+        && known == node.store.catalog_generation()
+        && conversation.outbound().park()
+    {
+        let until = Instant::now() + wait.min(LONG_POLL_MAX);
+        tokio::spawn(catalog_change(Arc::clone(node), Arc::clone(conversation.outbound()), opaque, known, until));
+        return;
+    }
+    conversation.outbound().answer(opaque, welcome(node));
+}
+
+async fn catalog_change(node: Arc<Shared>, outbound: Arc<Outbound>, opaque: Opaque, known: u64, until: Instant) {
+    tokio::select! {
+        _ = node.store.catalog_beyond(known) => {}
+        () = tokio::time::sleep_until(until) => {}
+        () = node.stopping() => {}
+    }
+    outbound.unpark(opaque, welcome(&node));
+}
+
+/// What the other side of a greeting learns of us.
+fn welcome(node: &Shared) -> Answer {
+    let role = if matches!(node.role, NodeRole::Master) { "master" } else { "slave" };
+    let text = format!(
+        "{VERSION} role={role} epoch={} node={} catalog={} ids={}",
+        node.epoch,
+        node.store.node_id(),
+        node.store.catalog_generation(),
+        node.store.ids().high_mark(),
+    );
+    Answer::text(Status::Success, text)
+}

@@ -1,0 +1,46 @@
+//! The totals of a node since its start, as `stats` prints them (stats, "3. Counters").
+
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+/// Never reset; each field is one line of `stats`.
+#[derive(Debug, Default)]
+pub struct Counters {
+    put: AtomicU64,
+    get: AtomicU64,
+    offset: AtomicU64,
+    get_miss: AtomicU64,
+    put_failed: AtomicU64,
+    malformed: AtomicU64,
+}
+
+macro_rules! counters {
+    ($($(#[$doc:meta])* $name:ident, $total:ident;)*) => {
+        impl Counters {
+            $(
+                $(#[$doc])*
+                pub(crate) fn $name(&self) {
+                    self.$name.fetch_add(1, Relaxed);
+                }
+
+                pub fn $total(&self) -> u64 {
+                    self.$name.load(Relaxed)
+                }
+            )*
+        }
+    };
+}
+
+counters! {
+    /// Every put on entry, refused ones too.
+    put, puts;
+    /// Every get on entry.
+    get, gets;
+    /// Every `offset`, and every get answered 301.
+    offset, offsets;
+    /// Gets answered 404 or 301.
+    get_miss, get_misses;
+    /// Puts answered with an error, those to closed partitions excepted.
+    put_failed, puts_failed;
+    /// Requests that could not be read; each ended its connection.
+    malformed, malformed_requests;
+}

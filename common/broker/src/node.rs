@@ -1,0 +1,304 @@
+//! A node: assembly, what its parts share, and the order in which it ends. Start reading here.
+
+use crate::admission::Admission;
+use crate::answer::{Answer, failed};
+use crate::metrics::Counters;
+use crate::outbound::Outbound;
+use crate::realtime::Period;
+use crate::session::{Activity, Session};
+use crate::topics::Topics;
+use crate::view;
+use bytes::BytesMut;
+use metaq_config::{BrokerConfig, Live, Topic};
+use metaq_link::replicas::{Replicas, write_stats};
+use metaq_store::{Flush, PartitionRules, Store};
+use metaq_types::limits::{CONNECTION_IDLE_MAX, CONNECTIONS_MAX};
+use metaq_types::{BrokerId, Opaque, PartitionId, SlaveId, Status};
+use parking_lot::Mutex;
+use std::collections::HashMap;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+use tracing::{info, warn};
+
+/// What `version` answers and `stats` shows; one word, since a greeting's words follow it.
+pub(crate) const VERSION: &str = concat!("metaq-", env!("CARGO_PKG_VERSION"));
+
+/// How often idle connections, disk room and the age of the rates are looked at.
+const HOUSEKEEPING: Duration = Duration::from_secs(1);
+
+/// Whether this node takes messages from producers.
+#[derive(Clone)]
+pub enum NodeRole {
+    Master,
+    /// Serves reads; refuses puts, naming the master where it is known (`meta://host:port`).
+    Slave {
+        slave_id: SlaveId,
+        master: watch::Receiver<Option<String>>,
+    },
+}
+
+/// What a node is made of.
+pub struct NodeOptions {
+    pub config: Live,
+    pub store: Arc<Store>,
+    pub role: NodeRole,
+    /// As registered: `meta://host:port`; stands in the texts of failed puts.
+    pub uri: String,
+    /// Already listening; connections wait in its backlog until the node is up.
+    pub listener: TcpListener,
+    /// The reign this node serves in; 0 until lineages exist.
+    pub epoch: u64,
+}
+
+/// What all connections share.
+pub(crate) struct Shared {
+    pub(crate) config: Live,
+    pub(crate) store: Arc<Store>,
+    pub(crate) role: NodeRole,
+    pub(crate) uri: Arc<str>,
+    pub(crate) port: u16,
+    pub(crate) broker_id: BrokerId,
+    pub(crate) epoch: u64,
+    pub(crate) topics: Topics,
+    pub(crate) counters: Arc<Counters>,
+    pub(crate) period: Period,
+    pub(crate) admission: Arc<Admission>,
+    pub(crate) replicas: Mutex<Replicas>,
+    pub(crate) started: Instant,
+    max_transfer_size: AtomicU32,
+    stop: CancellationToken,
+    sessions: Mutex<HashMap<u64, Seen>>,
+}
+
+/// A connection as the sweeper knows it.
+struct Seen {
+    activity: Arc<Activity>,
+    outbound: Arc<Outbound>,
+    ticks: u64,
+    since: Instant,
+}
+
+/// A running node. Dropping it does not stop it; [`Node::stop`] does.
+pub struct Node {
+    shared: Arc<Shared>,
+    address: SocketAddr,
+    accepting: CancellationToken,
+    tasks: TaskTracker,
+}
+
+impl Node {
+    /// Begins to serve. The store is open and recovered; registration comes after this.
+    pub fn start(options: NodeOptions) -> std::io::Result<Node> {
+        let address = options.listener.local_addr()?;
+        let config = options.config.snapshot();
+        let shared = Arc::new(Shared {
+            topics: Topics::new(Arc::clone(&config)),
+            max_transfer_size: AtomicU32::new(config.system.max_transfer_size),
+            broker_id: config.system.broker_id,
+            config: options.config,
+            store: options.store,
+            role: options.role,
+            uri: options.uri.into(),
+            port: address.port(),
+            epoch: options.epoch,
+            counters: Arc::default(),
+            period: Period::begin(Instant::now()),
+            admission: Arc::default(),
+            replicas: Mutex::default(),
+            started: Instant::now(),
+            stop: CancellationToken::new(),
+            sessions: Mutex::default(),
+        });
+        let accepting = CancellationToken::new();
+        let tasks = TaskTracker::new();
+        tasks.spawn(accept(options.listener, Arc::clone(&shared), accepting.clone(), tasks.clone()));
+        tasks.spawn(housekeeping(Arc::clone(&shared)));
+        Ok(Node { shared, address, accepting, tasks })
+    }
+
+    /// Where it listens.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    pub fn counters(&self) -> &Counters {
+        &self.shared.counters
+    }
+
+    /// Connections open now.
+    pub fn connections(&self) -> usize {
+        self.shared.admission.connections()
+    }
+
+    /// Serves by a reloaded configuration, which is already in [`Live`]. What it withdraws is served for `grace` more,
+    /// the time clients need to notice.
+    pub fn reload(&self, grace: Duration) {
+        let config = self.shared.config.snapshot();
+        for partition in self.shared.store.partitions() {
+            if let Some(topic) = config.topic(&partition.id().topic) {
+                partition.set_rules(&partition_rules(topic));
+            }
+        }
+        self.shared.max_transfer_size.store(config.system.max_transfer_size, Ordering::Relaxed);
+        self.shared.topics.reload(config, grace);
+    }
+
+    /// Stops accepting, lets every connection have the answers it is owed for at most `patience`, then closes them.
+    pub async fn stop(self, patience: Duration) {
+        self.accepting.cancel();
+        self.shared.stop.cancel();
+        for seen in self.shared.sessions.lock().values() {
+            seen.activity.ask_to_leave();
+            seen.outbound.nudge();
+        }
+        self.tasks.close();
+        if tokio::time::timeout(patience, self.tasks.wait()).await.is_err() {
+            warn!(connections = self.connections(), "connections did not end in time and are cut");
+        }
+    }
+}
+
+impl Shared {
+    pub(crate) fn max_transfer_size(&self) -> u32 {
+        self.max_transfer_size.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn is_stopping(&self) -> bool {
+        self.stop.is_cancelled()
+    }
+
+    pub(crate) async fn stopping(&self) {
+        self.stop.cancelled().await;
+    }
+
+    /// The answer to a put that was refused.
+    pub(crate) fn put_failure(&self, topic: &str, partition: i32, status: Status, detail: &str) -> Answer {
+        Answer::text(status, failed(&self.uri, topic, i64::from(partition), detail))
+    }
+
+    /// The body of `stats replicas`.
+    pub(crate) fn replica_lines(&self) -> String {
+        let end_of = |id: &PartitionId| {
+            let partition = self.store.get(&id.topic, id.number as i32)?;
+            Some(partition.positions().durable)
+        };
+        write_stats(&self.replicas.lock().snapshot(end_of, Instant::now()))
+    }
+
+    /// Counts a connection in the sweeper's table.
+    fn enter(&self, id: u64, activity: Arc<Activity>, outbound: Arc<Outbound>) {
+        self.sessions.lock().insert(id, Seen { activity, outbound, ticks: 0, since: Instant::now() });
+    }
+
+    fn leave(&self, id: u64) {
+        self.sessions.lock().remove(&id);
+    }
+
+    /// Asks connections to leave on which nothing moved for [`CONNECTION_IDLE_MAX`].
+    fn sweep(&self, now: Instant) {
+        for seen in self.sessions.lock().values_mut() {
+            let ticks = seen.activity.ticks();
+            if ticks != seen.ticks || seen.outbound.outstanding() > 0 {
+                (seen.ticks, seen.since) = (ticks, now);
+            } else if now.duration_since(seen.since) >= CONNECTION_IDLE_MAX {
+                seen.activity.ask_to_leave();
+                seen.outbound.nudge();
+            }
+        }
+    }
+}
+
+/// The part of a topic's settings the store keeps to.
+pub(crate) fn partition_rules(topic: &Topic) -> PartitionRules {
+    PartitionRules {
+        flush: Flush { threshold: topic.unflush_threshold, interval: topic.unflush_interval },
+        segment_bytes_max: topic.max_segment_size,
+        data_path: topic.data_path.clone(),
+    }
+}
+
+/// The rules for a topic's name by a configuration: its section, a pattern's, else the system's defaults, so that
+/// partitions of topics no longer configured stay readable.
+pub fn rules_for(config: &BrokerConfig, topic: &str) -> PartitionRules {
+    match config.topic(topic) {
+        Some(topic) => partition_rules(topic),
+        None => partition_rules(&config.system.topic_defaults()),
+    }
+}
+
+async fn accept(listener: TcpListener, shared: Arc<Shared>, accepting: CancellationToken, tasks: TaskTracker) {
+    let mut next = 0;
+    loop {
+        let accepted = tokio::select! {
+            accepted = listener.accept() => accepted,
+            () = accepting.cancelled() => return,
+        };
+        match accepted {
+            Ok((stream, _)) => {
+                next += 1;
+                admit(stream, next, &shared, &tasks);
+            }
+            Err(error) => {
+                // Out of descriptors or memory: those who are in go on, newcomers wait in the backlog.
+                warn!(%error, "cannot accept a connection");
+                tokio::time::sleep(Duration::from_millis(100)).await;
+            }
+        }
+    }
+}
+
+fn admit(stream: TcpStream, id: u64, shared: &Arc<Shared>, tasks: &TaskTracker) {
+    let Some(admitted) = shared.admission.connection() else {
+        let mut text = BytesMut::new();
+        let reason = format!("the broker has {CONNECTIONS_MAX} connections, which is its limit");
+        let _ = Answer::text(Status::ServiceUnavailable, reason).encode(Opaque::NONE, &mut text);
+        let _ = stream.try_write(&text);
+        return;
+    };
+    if metaq_net::tcp::tune(&stream).is_err() {
+        return;
+    }
+    let shared = Arc::clone(shared);
+    tasks.spawn(async move {
+        let activity = Arc::new(Activity::default());
+        let session = Session::new(stream, Arc::clone(&shared), Arc::clone(&activity));
+        shared.enter(id, activity, Arc::clone(session.outbound()));
+        session.serve(admitted).await;
+        shared.leave(id);
+    });
+}
+
+async fn housekeeping(shared: Arc<Shared>) {
+    let mut tick = tokio::time::interval(HOUSEKEEPING);
+    loop {
+        tokio::select! {
+            _ = tick.tick() => {}
+            () = shared.stopping() => return,
+        }
+        let now = Instant::now();
+        shared.sweep(now);
+        if shared.period.is_over(now) {
+            view::reset(&shared);
+        }
+        let system = &shared.config.current().system;
+        let low = system.min_free_disk_bytes > 0
+            && rustix::fs::statvfs(&system.data_path)
+                .is_ok_and(|disk| disk.f_bavail * disk.f_frsize < system.min_free_disk_bytes);
+        if shared.admission.set_disk_low(low) {
+            if low {
+                warn!(
+                    floor = system.min_free_disk_bytes,
+                    "free disk space is below minFreeDiskBytes: puts are refused"
+                );
+            } else {
+                info!("free disk space is above minFreeDiskBytes again: puts are accepted");
+            }
+        }
+    }
+}

@@ -1,0 +1,232 @@
+//! The answers of one connection: slots in the order of the requests, filled in any order, sent in that order.
+
+use crate::answer::{Answer, append_failure, failed};
+use bytes::BytesMut;
+use metaq_store::{AckSink, AppendError, Appended, Slice};
+use metaq_types::{Opaque, Status};
+use metaq_wire::Text;
+use parking_lot::Mutex;
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::{Context, Poll, Waker};
+
+/// Something to put on the socket.
+pub(crate) enum Chunk {
+    Bytes(BytesMut),
+    Slice {
+        slice: Slice,
+        sent: u32,
+    },
+    /// Nothing follows: close when everything before it is sent.
+    Close,
+}
+
+/// A request's place in the queue of answers.
+enum Slot {
+    Waiting(Owed),
+    Filled(Opaque, Answer),
+    Close,
+}
+
+/// What is needed to word the answer to a put that is on its way through the store.
+struct Owed {
+    opaque: Opaque,
+    topic: Text,
+    partition: u32,
+    bytes: usize,
+}
+
+struct Queue {
+    /// Ticket of the first slot.
+    first: u64,
+    slots: VecDeque<Slot>,
+    /// Encoded, in order, not yet taken by the session.
+    ready: VecDeque<Chunk>,
+    /// Long polls that have no slot and will push an answer.
+    parked: usize,
+    /// The session's task, when it sleeps.
+    waker: Option<Waker>,
+    closed: bool,
+}
+
+/// Shared by the session, the store's acks and parked long polls.
+pub(crate) struct Outbound {
+    queue: Mutex<Queue>,
+    uri: Arc<str>,
+    /// Bytes of puts accepted and unanswered, over all connections (`admission.rs`).
+    in_flight: Arc<AtomicUsize>,
+    failures: Arc<crate::metrics::Counters>,
+}
+
+impl Outbound {
+    pub(crate) fn new(uri: Arc<str>, in_flight: Arc<AtomicUsize>, failures: Arc<crate::metrics::Counters>) -> Outbound {
+        let queue =
+            Queue { first: 0, slots: VecDeque::new(), ready: VecDeque::new(), parked: 0, waker: None, closed: false };
+        Outbound { queue: Mutex::new(queue), uri, in_flight, failures }
+    }
+
+    /// Answers the request just read.
+    pub(crate) fn answer(&self, opaque: Opaque, answer: Answer) {
+        let mut queue = self.queue.lock();
+        if queue.slots.is_empty() {
+            queue.encode(opaque, answer);
+        } else {
+            queue.slots.push_back(Slot::Filled(opaque, answer));
+        }
+    }
+
+    /// Keeps the place of a put whose answer comes from the store; the ticket names it there.
+    pub(crate) fn owe(&self, opaque: Opaque, topic: Text, partition: u32, bytes: usize) -> u64 {
+        self.in_flight.fetch_add(bytes, Ordering::Relaxed);
+        let mut queue = self.queue.lock();
+        queue.slots.push_back(Slot::Waiting(Owed { opaque, topic, partition, bytes }));
+        queue.first + queue.slots.len() as u64 - 1
+    }
+
+    /// Close when everything owed so far is sent.
+    pub(crate) fn close_after(&self) {
+        let mut queue = self.queue.lock();
+        if queue.slots.is_empty() {
+            queue.ready.push_back(Chunk::Close);
+        } else {
+            queue.slots.push_back(Slot::Close);
+        }
+    }
+
+    /// Counts a long poll in; `false` when the connection has as many as it may.
+    pub(crate) fn park(&self) -> bool {
+        let mut queue = self.queue.lock();
+        let room = queue.parked < metaq_types::limits::CONNECTION_PARKED_MAX;
+        queue.parked += usize::from(room);
+        room
+    }
+
+    /// The answer to a long poll that was counted in by [`Outbound::park`]; it goes out at the next chance.
+    pub(crate) fn unpark(&self, opaque: Opaque, answer: Answer) {
+        let mut queue = self.queue.lock();
+        queue.parked -= 1;
+        if !queue.closed {
+            queue.encode(opaque, answer);
+            queue.wake();
+        }
+    }
+
+    /// Answers in the making, long polls included.
+    pub(crate) fn outstanding(&self) -> usize {
+        let queue = self.queue.lock();
+        queue.slots.len() + queue.parked
+    }
+
+    /// Whether as many answers wait as a connection may have: nothing more is read until some are sent.
+    pub(crate) fn is_full(&self) -> bool {
+        let queue = self.queue.lock();
+        queue.slots.len() + queue.ready.len() >= metaq_types::limits::CONNECTION_REPLIES_MAX
+    }
+
+    /// Moves what is ready to `sending`; when there is nothing and `sending` is empty, the task is woken later.
+    pub(crate) fn take(&self, sending: &mut VecDeque<Chunk>) {
+        let mut queue = self.queue.lock();
+        if sending.is_empty() {
+            std::mem::swap(&mut queue.ready, sending);
+        } else {
+            sending.append(&mut queue.ready);
+        }
+    }
+
+    /// Ready when there is something to [`take`](Outbound::take).
+    pub(crate) fn poll_ready(&self, cx: &mut Context<'_>) -> Poll<()> {
+        let mut queue = self.queue.lock();
+        if !queue.ready.is_empty() {
+            return Poll::Ready(());
+        }
+        queue.waker = Some(cx.waker().clone());
+        Poll::Pending
+    }
+
+    /// Wakes the session to look at what it was asked to do.
+    pub(crate) fn nudge(&self) {
+        if let Some(waker) = self.queue.lock().waker.take() {
+            waker.wake();
+        }
+    }
+
+    /// The session is awake again: answers given meanwhile need not wake it.
+    pub(crate) fn awake(&self) {
+        self.queue.lock().waker = None;
+    }
+
+    /// The connection is gone: what is still owed has nowhere to go.
+    pub(crate) fn shut(&self) {
+        let mut queue = self.queue.lock();
+        queue.closed = true;
+        queue.ready.clear();
+        queue.waker = None;
+    }
+}
+
+impl AckSink for Outbound {
+    fn acked(&self, ticket: u64, outcome: Result<Appended, AppendError>) {
+        let mut queue = self.queue.lock();
+        let index = (ticket - queue.first) as usize;
+        let Some(Slot::Waiting(owed)) = queue.slots.get(index) else {
+            return;
+        };
+        let opaque = owed.opaque;
+        self.in_flight.fetch_sub(owed.bytes, Ordering::Relaxed);
+        let answer = match outcome {
+            Ok(stored) => Answer::Stored(stored),
+            Err(error) => {
+                self.failures.put_failed();
+                let (status, detail) = append_failure(&error);
+                Answer::text(status, failed(&self.uri, &owed.topic, i64::from(owed.partition), &detail))
+            }
+        };
+        queue.slots[index] = Slot::Filled(opaque, answer);
+        if index == 0 {
+            queue.release();
+        }
+    }
+}
+
+impl Queue {
+    /// Encodes the filled slots at the front.
+    fn release(&mut self) {
+        while !matches!(self.slots.front(), None | Some(Slot::Waiting(_))) {
+            match self.slots.pop_front() {
+                Some(Slot::Filled(opaque, answer)) => self.encode(opaque, answer),
+                Some(Slot::Close) => self.ready.push_back(Chunk::Close),
+                Some(Slot::Waiting(_)) | None => unreachable!("the front was looked at"),
+            }
+            self.first += 1;
+        }
+        if self.closed {
+            self.ready.clear();
+        } else {
+            self.wake();
+        }
+    }
+
+    fn encode(&mut self, opaque: Opaque, answer: Answer) {
+        if !matches!(self.ready.back(), Some(Chunk::Bytes(_))) {
+            self.ready.push_back(Chunk::Bytes(BytesMut::with_capacity(128)));
+        }
+        let Some(Chunk::Bytes(out)) = self.ready.back_mut() else { unreachable!("pushed above") };
+        if let Some(slice) = answer.encode(opaque, out) {
+            self.ready.push_back(Chunk::Slice { slice, sent: 0 });
+        }
+    }
+
+    fn wake(&mut self) {
+        if !self.ready.is_empty()
+            && let Some(waker) = self.waker.take()
+        {
+            waker.wake();
+        }
+    }
+}
+
+/// Words for a request the broker could not read (design: answered, then closed).
+pub(crate) fn malformed(reason: &str) -> Answer {
+    Answer::text(Status::BadRequest, format!("malformed request: {reason}"))
+}

@@ -1,0 +1,253 @@
+//! The life of one connection: read, execute in order, send in order, until one side closes.
+
+use crate::admission::Admitted;
+use crate::dispatch::{Conversation, Next};
+use crate::node::Shared;
+use crate::outbound::{Chunk, Outbound};
+use bytes::{Buf, BytesMut};
+use metaq_store::Slice;
+use std::collections::VecDeque;
+use std::future::poll_fn;
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::task::{Context, Poll};
+use std::time::Duration;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::TcpStream;
+use tokio::time::Instant;
+
+/// Room made before a read; a longer message makes the buffer grow as its bytes arrive.
+const READ_BYTES: usize = 16 * 1024;
+/// What a session reads from one connection before it executes and sends, so that a flood does not starve others.
+const READ_TURN_BYTES: usize = 256 * 1024;
+/// How long a closed connection is drained so that its last answer is not lost in a reset.
+const LINGER: Duration = Duration::from_secs(1);
+/// And how much of it.
+const LINGER_BYTES_MAX: usize = 4 * 1024 * 1024;
+
+/// What the node's sweeper sees of a session.
+#[derive(Default)]
+pub(crate) struct Activity {
+    /// Grows with every read and every write.
+    ticks: AtomicU64,
+    /// Set by the node: finish what is owed, then close.
+    leave: AtomicBool,
+}
+
+impl Activity {
+    pub(crate) fn ticks(&self) -> u64 {
+        self.ticks.load(Relaxed)
+    }
+
+    pub(crate) fn ask_to_leave(&self) {
+        self.leave.store(true, Relaxed);
+    }
+}
+
+/// One connection.
+pub(crate) struct Session {
+    stream: TcpStream,
+    /// Read, not yet decoded.
+    input: BytesMut,
+    /// Body bytes of a refused message still to be thrown away.
+    discard: usize,
+    /// Being sent.
+    sending: VecDeque<Chunk>,
+    /// Nothing more is read: quit, a malformed request, or the node stops.
+    closing: bool,
+    conversation: Conversation,
+    activity: Arc<Activity>,
+}
+
+enum Event {
+    Read,
+    EndOfInput,
+    Work,
+}
+
+impl Session {
+    pub(crate) fn new(stream: TcpStream, node: Arc<Shared>, activity: Arc<Activity>) -> Session {
+        let conversation = Conversation::new(node, stream.peer_addr().ok());
+        Session {
+            stream,
+            input: BytesMut::new(),
+            discard: 0,
+            sending: VecDeque::new(),
+            closing: false,
+            conversation,
+            activity,
+        }
+    }
+
+    pub(crate) fn outbound(&self) -> &Arc<Outbound> {
+        self.conversation.outbound()
+    }
+
+    /// Serves the connection until its end. May be cancelled at any point: what the store owes is dropped with it.
+    pub(crate) async fn serve(mut self, _admitted: Admitted) {
+        // An error here is the peer's going away; there is nobody left to tell.
+        if self.run().await.is_ok() {
+            self.linger().await;
+        }
+        self.conversation.end();
+    }
+
+    /// Until everything owed is sent after the last request, or the peer is gone.
+    async fn run(&mut self) -> io::Result<()> {
+        loop {
+            self.execute();
+            self.conversation.outbound().take(&mut self.sending);
+            if poll_fn(|cx| Poll::Ready(self.send(cx))).await? {
+                return Ok(());
+            }
+            match poll_fn(|cx| self.poll_event(cx)).await? {
+                Event::Read | Event::Work => {}
+                Event::EndOfInput => {
+                    // Half-closed peers still get what they are owed.
+                    self.closing = true;
+                    self.conversation.outbound().close_after();
+                }
+            }
+        }
+    }
+
+    /// Executes every whole request in the input, as long as there is room for answers.
+    fn execute(&mut self) {
+        if self.activity.leave.load(Relaxed) && !self.closing {
+            self.closing = true;
+            self.conversation.outbound().close_after();
+        }
+        while !self.closing && !self.conversation.outbound().is_full() {
+            if self.discard > 0 {
+                let bytes = self.discard.min(self.input.len());
+                self.input.advance(bytes);
+                self.discard -= bytes;
+                if self.discard > 0 {
+                    return;
+                }
+                self.conversation.discarded();
+            }
+            match self.conversation.next(&mut self.input) {
+                Next::Again => {}
+                Next::NeedMore => return,
+                Next::Discard(bytes) => self.discard = bytes,
+                Next::Close => self.closing = true,
+            }
+        }
+    }
+
+    /// Waits for something to do. Reads when bytes are there and there is room for the answers they ask for.
+    fn poll_event(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<Event>> {
+        let read = !self.closing && !self.conversation.outbound().is_full();
+        if read && let Poll::Ready(bytes) = self.poll_read(cx)? {
+            self.conversation.outbound().awake();
+            return Poll::Ready(Ok(if bytes == 0 { Event::EndOfInput } else { Event::Read }));
+        }
+        if !self.sending.is_empty() && self.stream.poll_write_ready(cx)?.is_ready() {
+            return Poll::Ready(Ok(Event::Work));
+        }
+        // Last, since it leaves the task's waker where answers are given.
+        if self.conversation.outbound().poll_ready(cx).is_ready() {
+            return Poll::Ready(Ok(Event::Work));
+        }
+        if self.activity.leave.load(Relaxed) && !self.closing {
+            return Poll::Ready(Ok(Event::Work));
+        }
+        Poll::Pending
+    }
+
+    fn poll_read(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<usize>> {
+        let mut total = 0;
+        loop {
+            self.input.reserve(READ_BYTES);
+            let mut window = ReadBuf::uninit(self.input.spare_capacity_mut());
+            let whole = window.capacity();
+            match Pin::new(&mut self.stream).poll_read(cx, &mut window)? {
+                Poll::Pending if total == 0 => return Poll::Pending,
+                Poll::Pending => break,
+                Poll::Ready(()) => {}
+            }
+            let bytes = window.filled().len();
+            advance(&mut self.input, bytes);
+            total += bytes;
+            if bytes < whole || total >= READ_TURN_BYTES {
+                break;
+            }
+        }
+        self.activity.ticks.fetch_add(1, Relaxed);
+        Poll::Ready(Ok(total))
+    }
+
+    /// Sends as much as the socket takes; `true` when the connection is to be closed now.
+    fn send(&mut self, cx: &mut Context<'_>) -> io::Result<bool> {
+        while let Some(chunk) = self.sending.front_mut() {
+            let sent = match chunk {
+                Chunk::Bytes(bytes) => {
+                    let Poll::Ready(sent) = Pin::new(&mut self.stream).poll_write(cx, bytes)? else {
+                        return Ok(false);
+                    };
+                    bytes.advance(sent);
+                    bytes.is_empty()
+                }
+                Chunk::Slice { slice, sent } => match send_slice(&self.stream, slice, sent)? {
+                    Some(done) => done,
+                    None => return Ok(false),
+                },
+                Chunk::Close => return Ok(true),
+            };
+            self.activity.ticks.fetch_add(1, Relaxed);
+            if sent {
+                self.sending.pop_front();
+            }
+            if self.sending.is_empty() {
+                self.conversation.outbound().take(&mut self.sending);
+            }
+        }
+        Ok(false)
+    }
+
+    /// Closes our side and reads the rest away for a moment: closing with unread bytes would reset the connection and
+    /// take the last answer with it.
+    async fn linger(&mut self) {
+        if socket2::SockRef::from(&self.stream).shutdown(std::net::Shutdown::Write).is_err() {
+            return;
+        }
+        let until = Instant::now() + LINGER;
+        let mut left = LINGER_BYTES_MAX;
+        while left > 0 {
+            self.input.clear();
+            match tokio::time::timeout_at(until, poll_fn(|cx| self.poll_read(cx))).await {
+                Ok(Ok(bytes)) if bytes > 0 => left = left.saturating_sub(bytes),
+                _ => return,
+            }
+        }
+    }
+}
+
+/// One try at sending a slice; `None` when the socket is full, else whether all of it is sent.
+fn send_slice(stream: &TcpStream, slice: &Slice, sent: &mut u32) -> io::Result<Option<bool>> {
+    let (position, left) = (slice.position() + u64::from(*sent), (slice.len() - *sent) as usize);
+    let result =
+        stream.try_io(tokio::io::Interest::WRITABLE, || metaq_net::tcp::sendfile(stream, slice.file(), position, left));
+    match result {
+        // The file is shorter than the store says: the bytes announced will never come, so the peer must not wait.
+        Ok(0) => Err(io::Error::new(io::ErrorKind::UnexpectedEof, "segment shorter than its slice")),
+        Ok(bytes) => {
+            *sent += bytes as u32;
+            Ok(Some(bytes == left))
+        }
+        Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// Counts in bytes that a read has put into the spare room.
+fn advance(input: &mut BytesMut, bytes: usize) {
+    // SAFETY: `ReadBuf::filled` says that this many bytes of the spare capacity were written.
+    #[expect(unsafe_code, reason = "BytesMut offers no safe way to count in bytes written to its spare room")]
+    unsafe {
+        bytes::BufMut::advance_mut(input, bytes);
+    }
+}

@@ -1,0 +1,180 @@
+//! What the node looks like now, as the texts of `stats` (stats, "2. Items").
+
+use crate::node::{NodeRole, Shared, VERSION};
+use crate::realtime::Kind;
+use crate::topics::TopicState;
+use metaq_store::Partition;
+use metaq_types::TopicName;
+use std::collections::BTreeMap;
+use std::fmt::Write;
+use std::sync::Arc;
+use std::time::Instant;
+
+/// Partitions of one topic, summed up.
+#[derive(Default)]
+struct Held {
+    partitions: u32,
+    messages: u64,
+    bytes: u64,
+}
+
+impl Held {
+    fn add(&mut self, partition: &Partition) {
+        self.partitions += 1;
+        self.messages += partition.record_count();
+        self.bytes += partition.bytes();
+    }
+}
+
+fn held(node: &Shared) -> BTreeMap<TopicName, Held> {
+    let mut held = BTreeMap::<TopicName, Held>::new();
+    for partition in node.store.partitions() {
+        held.entry(partition.id().topic.clone()).or_default().add(&partition);
+    }
+    held
+}
+
+/// Configured topics that hold nothing yet.
+fn empty_topics(node: &Shared, held: &BTreeMap<TopicName, Held>) -> Vec<TopicName> {
+    node.config.current().topics.keys().filter(|name| !held.contains_key(*name)).cloned().collect()
+}
+
+/// The whole answer to `stats <item>`, framed by STATS and END; `config` is not framed and not here.
+pub(crate) fn stats(node: &Shared, item: &str) -> String {
+    if item == "replicas" {
+        return node.replica_lines();
+    }
+    let mut out = String::from("STATS\r\n");
+    match item.trim() {
+        "" => broker(node, &mut out),
+        "help" => out.push_str(HELP),
+        "topics" => topics(node, &mut out),
+        "offsets" => offsets(node, &mut out),
+        "realtime" => realtime(node, &mut out),
+        "reset" => {
+            reset(node);
+            out.push_str("reset ok\r\n");
+        }
+        topic => one_topic(node, topic, &mut out),
+    }
+    out.push_str("END\r\n");
+    out
+}
+
+const HELP: &str = "*EMPTY* Returns broker info.\r\n\
+    help Returns help menu.\r\n\
+    topics Returns topics statistics detail info.\r\n\
+    offsets Returns partitions detail info.\r\n\
+    realtime Returns realtime statistics detail info.\r\n\
+    config Returns broker's config file content.\r\n";
+
+fn broker(node: &Shared, out: &mut String) {
+    let held = held(node);
+    let counters = &node.counters;
+    let lines: [(&str, String); 20] = [
+        ("pid", std::process::id().to_string()),
+        ("broker_id", node.broker_id.to_string()),
+        ("port", node.port.to_string()),
+        ("uptime", node.started.elapsed().as_secs().to_string()),
+        ("version", VERSION.to_owned()),
+        ("slave", matches!(node.role, NodeRole::Slave { .. }).to_string()),
+        ("curr_connections", node.admission.connections().to_string()),
+        ("threads", threads().to_string()),
+        ("cmd_put", counters.puts().to_string()),
+        ("cmd_get", counters.gets().to_string()),
+        ("cmd_offset", counters.offsets().to_string()),
+        ("tx_begin", "0".to_owned()),
+        ("tx_xa_begin", "0".to_owned()),
+        ("tx_commit", "0".to_owned()),
+        ("tx_rollback", "0".to_owned()),
+        ("get_miss", counters.get_misses().to_string()),
+        ("put_failed", counters.puts_failed().to_string()),
+        ("total_messages", held.values().map(|h| h.messages).sum::<u64>().to_string()),
+        ("topics", (held.len() + empty_topics(node, &held).len()).to_string()),
+        ("config_checksum", node.config.current().checksum.to_string()),
+    ];
+    for (key, value) in lines {
+        let _ = write!(out, "{key} {value}\r\n");
+    }
+}
+
+/// Threads of this process; 0 where /proc does not tell.
+fn threads() -> usize {
+    std::fs::read_dir("/proc/self/task").map_or(0, Iterator::count)
+}
+
+fn topics(node: &Shared, out: &mut String) {
+    let held = held(node);
+    let config = node.config.snapshot();
+    for (name, h) in &held {
+        let settings = config.topic(name);
+        let accepts = |f: fn(&metaq_config::Topic) -> bool| settings.is_some_and(f);
+        let _ = write!(
+            out,
+            "{name} partitions {} message_count {} message_bytes {} accept_publish {} accept_subscribe {}\r\n",
+            h.partitions,
+            h.messages,
+            h.bytes,
+            accepts(|t| t.accept_publish),
+            accepts(|t| t.accept_subscribe),
+        );
+    }
+    for name in empty_topics(node, &held) {
+        let _ = write!(out, "{name} *Empty*\r\n");
+    }
+}
+
+fn offsets(node: &Shared, out: &mut String) {
+    let mut partitions = node.store.partitions();
+    partitions.sort_by(|a, b| a.id().cmp(b.id()));
+    for partition in partitions {
+        let positions = partition.positions();
+        let _ = write!(
+            out,
+            "{} part {} min_offset {} max_offset {}\r\n",
+            partition.id().topic,
+            partition.id().number,
+            positions.kept,
+            positions.readable,
+        );
+    }
+}
+
+fn realtime(node: &Shared, out: &mut String) {
+    let now = Instant::now();
+    let topics = node.topics.snapshot();
+    let rates: Vec<_> = topics.iter().map(|t| t.rates()).collect();
+    for kind in Kind::ALL {
+        let _ = write!(out, "{} {}\r\n", kind.name(), node.period.total(&rates, kind, now));
+    }
+}
+
+pub(crate) fn reset(node: &Shared) {
+    let topics = node.topics.snapshot();
+    node.period.reset(topics.iter().map(|t| t.rates()), Instant::now());
+}
+
+/// Any other word is taken as a topic's name (wire-protocol, "7.7").
+fn one_topic(node: &Shared, topic: &str, out: &mut String) {
+    let now = Instant::now();
+    let mut held = Held::default();
+    for partition in node.store.partitions().iter().filter(|p| &*p.id().topic == topic) {
+        held.add(partition);
+    }
+    let code = match (held.partitions, node.config.current().topics.contains_key(topic)) {
+        (1.., _) => 0,
+        (0, true) => 2,
+        (0, false) => 1,
+    };
+    let _ = write!(
+        out,
+        "{topic}\r\nresultCode {code}\r\npartitions {}\r\nmessage_count {}\r\nbytes {}\r\n",
+        held.partitions, held.messages, held.bytes
+    );
+    let topics: Vec<Arc<TopicState>> = node.topics.snapshot();
+    let all: Vec<_> = topics.iter().map(|t| t.rates()).collect();
+    let own = topics.iter().find(|t| &*t.name == topic).map(|t| t.rates());
+    for kind in Kind::ALL {
+        let _ = write!(out, "topic_{} {}\r\n", kind.name(), node.period.of_topic(&all, topic, own, kind, now));
+    }
+}

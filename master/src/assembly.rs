@@ -1,0 +1,143 @@
+//! The steps that a master and a slave take alike, in the order in which they are taken.
+
+use anyhow::{Context, Result};
+use metaq_broker::{Node, NodeRole};
+use metaq_config::{BrokerConfig, Live, address};
+use metaq_registry::{Embedded, Registry, Role, Wanted, WantedTopic};
+use metaq_store::{Store, StoreOptions};
+use metaq_types::TopicName;
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::net::TcpListener;
+use tracing::{error, info, warn};
+
+/// As many descriptors as the system lets us have: connections and segment files each take one.
+pub fn raise_descriptor_limit() {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let limit = getrlimit(Resource::Nofile);
+    let raised = Rlimit { current: limit.maximum, maximum: limit.maximum };
+    if let Err(error) = setrlimit(Resource::Nofile, raised) {
+        warn!(%error, "the limit of open files stays as it is");
+    }
+}
+
+/// Opens and recovers the store of a configuration. Blocks for as long as recovery takes.
+pub fn open_store(live: &Live) -> Result<Arc<Store>> {
+    let config = live.snapshot();
+    let rules_from = live.clone();
+    let mut options = StoreOptions::new(
+        config.system.data_path.clone(),
+        config.system.broker_id,
+        Arc::new(move |topic: &str| metaq_broker::rules_for(&rules_from.snapshot(), topic)),
+    );
+    let own: BTreeSet<_> = config.topics.values().map(|topic| topic.data_path.clone()).collect();
+    options.extra_data_paths = own.into_iter().filter(|path| *path != config.system.data_path).collect();
+    let store = Store::open(options)
+        .with_context(|| format!("cannot open the data directory {}", config.system.data_path.display()))?;
+    log_recovery(&store);
+    Ok(Arc::new(store))
+}
+
+/// One line with the counts, and one for each partition that is not served.
+fn log_recovery(store: &Store) {
+    let report = store.recovery_report();
+    for (name, reason) in &report.failed {
+        error!(partition = name, reason, "not served; the others are");
+    }
+    info!(
+        node = store.node_id(),
+        clean = report.clean,
+        served = report.served,
+        repaired = report.repaired.len(),
+        damaged = report.damaged.len(),
+        failed = report.failed.len(),
+        took_ms = report.took.as_millis() as u64,
+        "data directory opened"
+    );
+}
+
+/// Listens where the configuration says, and names the address to register, `meta://host:port`. Connections wait in the
+/// backlog until a node accepts them.
+pub async fn listen(config: &BrokerConfig) -> Result<(TcpListener, String)> {
+    let asked = config.clone();
+    // Names of the ensemble may be resolved on the way, which blocks.
+    let advertised = tokio::task::spawn_blocking(move || address::advertised(&asked)).await?;
+    let address = SocketAddr::new(address::listen_on(&config.system, &advertised), config.system.server_port);
+    let listener = metaq_net::tcp::listen(address, metaq_net::tcp::BACKLOG).with_context(|| {
+        format!("cannot listen on {address}: is another broker running there? serverPort and bindHost set the address")
+    })?;
+    let uri = format!("meta://{}:{}", advertised.host, listener.local_addr()?.port());
+    info!(uri, because = advertised.reason, listening = %address, "advertised address");
+    Ok((listener, uri))
+}
+
+/// The `--local` registry on the port that `zk.zkConnect` names.
+pub fn start_embedded(config: &BrokerConfig) -> Result<Embedded> {
+    let address = metaq_registry::embedded_address(&config.zookeeper.connect)?;
+    let embedded = Embedded::start(address).with_context(|| {
+        format!("--local cannot serve a registry on {address}: is a ZooKeeper or another --local broker running there?")
+    })?;
+    info!(%address, "serving the embedded registry; it is kept in memory and for a first look only");
+    Ok(embedded)
+}
+
+/// What should stand in the registry for this node now: configured topics, and those that exist by a pattern.
+pub fn wanted(config: &BrokerConfig, store: &Store, role: Role, uri: &str) -> Wanted {
+    let mut topics: BTreeMap<TopicName, WantedTopic> = BTreeMap::new();
+    let held = store.partitions().into_iter().map(|partition| partition.id().topic.clone());
+    for name in config.topics.keys().cloned().chain(held) {
+        // A topic that is on disk but in no section is not offered: its registration would invite puts we refuse.
+        if let Some(topic) = config.topic(&name) {
+            let wanted = WantedTopic {
+                partitions: topic.num_partitions,
+                publish: topic.accept_publish,
+                subscribe: topic.accept_subscribe,
+            };
+            topics.insert(name, wanted);
+        }
+    }
+    let checksum = matches!(role, Role::Master).then_some(config.checksum);
+    Wanted { broker_id: config.system.broker_id, role, uri: uri.to_owned(), topics, checksum }
+}
+
+/// The first line of the log: what runs, and by which configuration.
+pub fn log_configuration(config: &BrokerConfig, role: &NodeRole) {
+    let role = match role {
+        NodeRole::Master => "master".to_owned(),
+        NodeRole::Slave { slave_id, .. } => format!("slave {slave_id}"),
+    };
+    let system = &config.system;
+    info!(
+        version = env!("CARGO_PKG_VERSION"),
+        role,
+        config = %config.path.display(),
+        checksum = config.checksum,
+        broker_id = %system.broker_id,
+        port = system.server_port,
+        data_path = %system.data_path.display(),
+        zookeeper = config.zookeeper.connect,
+        zk_root = config.zookeeper.root,
+        topics = config.topics.len(),
+        "metaq starts"
+    );
+}
+
+/// How long a stopping node waits for connections to take the answers they are owed.
+const DRAIN: Duration = Duration::from_secs(5);
+
+/// Unregister, let clients leave, answer what is owed, sync, mark the stop as clean.
+pub async fn stop(node: Node, store: &Arc<Store>, registry: Registry, sync_time: Duration) -> Result<()> {
+    info!("stopping");
+    registry.close().await;
+    let deadline = tokio::time::Instant::now() + sync_time;
+    while node.connections() > 0 && tokio::time::Instant::now() < deadline {
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    node.stop(DRAIN).await;
+    let store = Arc::clone(store);
+    tokio::task::spawn_blocking(move || store.close()).await.context("closing the store")??;
+    info!("stopped");
+    Ok(())
+}

@@ -1,0 +1,66 @@
+//! The command line that master and slave share, and the exit codes.
+
+use clap::{Args, ValueEnum};
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+/// A configuration that cannot be used (EX_CONFIG of sysexits.h).
+pub const EXIT_CONFIG: u8 = 78;
+
+pub const EXIT_CODES: &str = "\
+Signals: SIGTERM and SIGINT stop in order (unregister, let clients leave, sync); SIGHUP reloads the topics of the \
+configuration.
+Exit codes: 0 stopped in order; 1 could not start or go on (the last lines say why and what to do); 78 the \
+configuration has errors, each printed as file:line: message.
+Every option can be given in the environment as METAQ_ and its name, METAQ_CONFIG for instance; an option wins.";
+
+#[derive(Args, Clone, Debug)]
+pub struct CommonArgs {
+    /// The broker's configuration
+    #[arg(long, value_name = "FILE", env = "METAQ_CONFIG", default_value = "conf/server.ini")]
+    pub config: PathBuf,
+
+    /// Check the configuration, print every error, and exit: 0 when it is good, 78 when not
+    #[arg(long)]
+    pub check_config: bool,
+
+    /// Serve a registry of our own on the loopback port that zk.zkConnect names; for a first look, not for production
+    #[arg(long, env = "METAQ_LOCAL")]
+    pub local: bool,
+
+    /// How log lines are written to standard error
+    #[arg(long, value_enum, env = "METAQ_LOG_FORMAT", default_value_t = LogFormat::Text)]
+    pub log_format: LogFormat,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, ValueEnum)]
+pub enum LogFormat {
+    Text,
+    Json,
+}
+
+/// Log lines go to standard error; METAQ_LOG chooses levels, `info` by default (`debug`, `metaq_store=debug,info`).
+pub fn start_logging(format: LogFormat) {
+    let levels = tracing_subscriber::EnvFilter::try_from_env("METAQ_LOG")
+        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("info"));
+    let lines = tracing_subscriber::fmt().with_env_filter(levels).with_writer(std::io::stderr).with_target(false);
+    // A second start in one process (tests) keeps the first subscriber.
+    let _ = match format {
+        LogFormat::Text => lines.with_ansi(false).try_init(),
+        LogFormat::Json => lines.json().try_init(),
+    };
+}
+
+/// Prints the verdict of `--check-config`.
+pub fn report_config(checked: Result<metaq_config::BrokerConfig, metaq_config::ConfigErrors>) -> ExitCode {
+    match checked {
+        Ok(config) => {
+            println!("{}: ok, {} topics, checksum {}", config.path.display(), config.topics.len(), config.checksum);
+            ExitCode::SUCCESS
+        }
+        Err(errors) => {
+            eprintln!("{errors}");
+            ExitCode::from(EXIT_CONFIG)
+        }
+    }
+}
