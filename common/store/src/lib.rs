@@ -1,1 +1,46 @@
+//! Partition logs on disk, and nothing above them: open, append, sync, read, recover.
+//!
+//! The broker appends and reads through [`Partition`], a slave's link appends verbatim, a node opens and closes the
+//! [`Store`]. Files are the original's, byte for byte; what is ours lies in `.metaq` inside the data path.
+//!
+//! What holds at all times: one writer a partition; bytes are published after they are written, so `kept ≤ readable ≤
+//! durable ≤ written`; every append is answered exactly once; a disk error is a state of the partition. Start reading
+//! at `partition.rs`, then `writer.rs` (the way of a put) and `committer.rs` (when it is synced).
+//!
+//! What must never come in here: sockets, the protocol, configuration files, who the replicas are. A second cursor may
+//! hold answers back ([`Partition::confirm`]); why it does is none of the store's business.
 
+mod acks;
+mod clean;
+mod committer;
+mod disk;
+mod errors;
+mod files;
+mod ids;
+mod load;
+mod metrics;
+mod partition;
+mod positions;
+mod queue;
+mod recovery;
+mod roots;
+mod rules;
+mod scan;
+mod segment;
+mod slice;
+mod store;
+mod window;
+mod writer;
+
+pub use acks::{Ack, AckSink, Appended};
+pub use disk::{Disk, OsDisk};
+pub use errors::{AppendError, CloseError, CreateError, IdError, OpenError, Refusal};
+pub use ids::{IdClock, WallClock};
+pub use load::Repair;
+pub use metrics::{FlushCause, StoreMetrics};
+pub use partition::{Health, Partition};
+pub use positions::{Positions, Reader};
+pub use recovery::RecoveryReport;
+pub use rules::{Flush, PartitionRules};
+pub use slice::{Slice, SliceAt};
+pub use store::{RulesFor, Store, StoreOptions};

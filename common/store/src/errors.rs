@@ -1,0 +1,86 @@
+use metaq_types::{Offset, PartitionId};
+use std::io;
+use std::path::PathBuf;
+
+/// Why an append was not answered with a place. The two kinds a producer must tell apart: *refused* means surely not
+/// stored, everything else means it may be.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum AppendError {
+    #[error(transparent)]
+    Refused(#[from] Refusal),
+    #[error("stored or not, unknown: {0}")]
+    Unknown(String),
+    #[error("stored or not, unknown: the store was closed before it could answer")]
+    Dropped,
+}
+
+/// Why nothing was stored.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Refusal {
+    #[error("the store is closing")]
+    Closing,
+    #[error("disk full: {0}; appends succeed again once there is space")]
+    DiskFull(String),
+    #[error("{0}; the partition is read-only until the broker is restarted")]
+    Poisoned(String),
+    #[error("{0}; nothing was written, try again")]
+    Unavailable(String),
+    #[error("{queued_bytes} bytes wait to be written already, the limit is {limit_bytes}")]
+    Overloaded { queued_bytes: usize, limit_bytes: usize },
+    #[error("a message of {bytes} bytes is longer than {limit_bytes}")]
+    TooLarge { bytes: usize, limit_bytes: u32 },
+    /// Verbatim appends only: the log ends elsewhere.
+    #[error("the range begins at {at}, the log ends at {end}")]
+    NotAtEnd { at: Offset, end: Offset },
+    /// Verbatim appends only: the source rolled elsewhere than this log did.
+    #[error("the range lies in segment {segment}, the log is in segment {active}")]
+    OtherSegment { segment: Offset, active: Offset },
+    /// Verbatim appends only: not a row of whole records.
+    #[error("the range is not a row of whole records: {0}")]
+    Malformed(String),
+}
+
+/// Why a partition could not be created or is not served.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum CreateError {
+    #[error("the store is closing")]
+    Closing,
+    /// It exists, and its files could not be loaded at start.
+    #[error("partition {partition} is not served: {reason}")]
+    Failed { partition: PartitionId, reason: String },
+    #[error("cannot create partition {partition}: {reason}")]
+    Io { partition: PartitionId, reason: String },
+}
+
+/// Why a store could not be opened. Trouble with a single partition is not among them: it is reported and the others
+/// are served.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    #[error("{path} is in use by another process{holder}; stop it first, or give this broker its own dataPath", path = .path.display())]
+    Locked { path: PathBuf, holder: String },
+    #[error("cannot {what} {path}: {source}", path = .path.display())]
+    Io { what: &'static str, path: PathBuf, source: io::Error },
+    #[error("{path} is damaged: {reason}; {advice}", path = .path.display())]
+    Damaged { path: PathBuf, reason: String, advice: &'static str },
+}
+
+impl OpenError {
+    pub(crate) fn io(what: &'static str, path: impl Into<PathBuf>) -> impl FnOnce(io::Error) -> OpenError {
+        let path = path.into();
+        move |source| OpenError::Io { what, path, source }
+    }
+}
+
+/// What did not end well at close. The data is as the acks said; the next start scans instead of trusting the mark.
+#[derive(Debug, thiserror::Error)]
+#[error("not everything was made durable at close: {}", .0.join("; "))]
+pub struct CloseError(pub Vec<String>);
+
+/// Why no message id could be given.
+#[derive(Clone, Debug, thiserror::Error)]
+#[error("cannot reserve message ids in {path}: {reason}", path = .path.display())]
+pub struct IdError {
+    pub path: PathBuf,
+    pub reason: String,
+    pub disk_full: bool,
+}

@@ -1,0 +1,63 @@
+use crate::disk::Disk;
+use crate::segment::Segment;
+use parking_lot::Mutex;
+use std::collections::VecDeque;
+use std::fs::File;
+use std::io;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+/// Segment files kept open, over all partitions of a store. A handle given out stays valid when the cache lets go of
+/// it: a slice being sent and a writer with unsynced bytes hold their own.
+pub(crate) struct FileCache {
+    /// The hand of a clock: whoever comes to the front unused since the last round is closed.
+    open: Mutex<VecDeque<Arc<Segment>>>,
+    files_max: usize,
+}
+
+impl FileCache {
+    pub(crate) fn new(files_max: usize) -> FileCache {
+        FileCache { open: Mutex::new(VecDeque::new()), files_max: files_max.max(1) }
+    }
+
+    pub(crate) fn get(
+        &self,
+        disk: &dyn Disk,
+        segment: &Arc<Segment>,
+        path: impl FnOnce() -> PathBuf,
+    ) -> io::Result<Arc<File>> {
+        if let Some(file) = segment.cached.load_full() {
+            segment.used.store(true, Ordering::Relaxed);
+            return Ok(file);
+        }
+        let file = Arc::new(disk.open(&path())?);
+        Ok(self.keep(segment, file))
+    }
+
+    /// Keeps a file that was just opened or created, and returns the one to use: the other's, if another thread opened
+    /// it in between.
+    pub(crate) fn keep(&self, segment: &Arc<Segment>, file: Arc<File>) -> Arc<File> {
+        let mut open = self.open.lock();
+        if let Some(earlier) = segment.cached.load_full() {
+            return earlier;
+        }
+        segment.cached.store(Some(file.clone()));
+        open.push_back(segment.clone());
+        while open.len() > self.files_max {
+            let Some(oldest) = open.pop_front() else { break };
+            if oldest.used.swap(false, Ordering::Relaxed) {
+                open.push_back(oldest);
+            } else {
+                oldest.cached.store(None);
+                oldest.forget_boundaries();
+            }
+        }
+        file
+    }
+
+    #[cfg(test)]
+    pub(crate) fn open_files(&self) -> usize {
+        self.open.lock().len()
+    }
+}

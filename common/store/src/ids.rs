@@ -1,0 +1,237 @@
+use crate::disk::{Disk, replace_file};
+use crate::errors::{IdError, OpenError};
+use metaq_types::{BrokerId, MessageId};
+use parking_lot::Mutex;
+use std::fs;
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+/// Milliseconds since 1970 at which the ids' clock reads 0 (storage, "3. Message ids").
+const EPOCH_MS: i64 = 1_303_895_660_503;
+const TIME_SHIFT: u32 = 22;
+const BROKER_SHIFT: u32 = 12;
+const SEQUENCE_MAX: i64 = (1 << BROKER_SHIFT) - 1;
+
+/// Ids are reserved this far ahead of the clock, and again when less than half of it is left.
+const RESERVED_AHEAD_MS: i64 = 60_000;
+
+/// Ids found in logs count only up to here (about the year 2079): a wild one must not use up the range.
+const FOUND_ID_MAX: i64 = i64::MAX / 64 * 63;
+
+/// A clock set back by less than this is not worth a line.
+const STEP_WARNED_MS: i64 = 1_000;
+const STEP_WARNING_INTERVAL: Duration = Duration::from_secs(60);
+
+/// Wall clock in milliseconds since 1970.
+pub type WallClock = Arc<dyn Fn() -> i64 + Send + Sync>;
+
+/// Gives message ids: wall clock, broker id, sequence, each larger than the last one given on this broker id, whatever
+/// the clock does, over restarts and promotions.
+///
+/// A high mark above every id given is kept in a file, ahead of the clock, so that giving one costs no I/O; after a
+/// crash ids go on from the mark. A slave keeps its master's mark with [`IdClock::raise_to`].
+pub struct IdClock {
+    broker_id: BrokerId,
+    path: PathBuf,
+    disk: Arc<dyn Disk>,
+    now: WallClock,
+    state: Mutex<State>,
+    /// Held while the file is written, so that giving ids goes on meanwhile.
+    writing: Mutex<()>,
+    low: AtomicBool,
+}
+
+struct State {
+    /// Nothing up to this one is given any more.
+    last: i64,
+    /// Everything below is reserved durably.
+    mark: i64,
+    /// The latest time the clock has shown.
+    latest_ms: i64,
+    warned: Option<Instant>,
+}
+
+impl IdClock {
+    /// Ids go on above the mark in the file and above the clock.
+    pub(crate) fn open(
+        path: PathBuf,
+        broker_id: BrokerId,
+        disk: Arc<dyn Disk>,
+        now: WallClock,
+    ) -> Result<IdClock, OpenError> {
+        let mark = match fs::read(&path) {
+            Ok(bytes) => read_mark(&path, &bytes)?,
+            Err(error) if error.kind() == ErrorKind::NotFound => 0,
+            Err(error) => return Err(OpenError::io("read", path)(error)),
+        };
+        let state = State { last: mark.saturating_sub(1).max(0), mark, latest_ms: now(), warned: None };
+        Ok(IdClock {
+            broker_id,
+            path,
+            disk,
+            now,
+            state: Mutex::new(state),
+            writing: Mutex::new(()),
+            low: AtomicBool::new(true),
+        })
+    }
+
+    /// Blocks on the disk only when the reserve is used up, which the committer prevents.
+    pub fn next(&self) -> Result<MessageId, IdError> {
+        let mut given = None;
+        self.take(1, |id| given = Some(id))?;
+        Ok(given.expect("one id was asked for"))
+    }
+
+    /// Gives `count` ids, ascending, with one look at the clock.
+    pub(crate) fn take(&self, count: usize, mut each: impl FnMut(MessageId)) -> Result<(), IdError> {
+        let mut left = count;
+        loop {
+            {
+                let mut state = self.state.lock();
+                let wall_ms = self.read_clock(&mut state);
+                while left > 0 {
+                    let id = following(state.last, wall_ms, self.broker_id);
+                    if id >= state.mark {
+                        break;
+                    }
+                    state.last = id;
+                    left -= 1;
+                    each(MessageId(id));
+                }
+                if time_of(state.mark) - time_of(state.last) < RESERVED_AHEAD_MS / 2 {
+                    self.low.store(true, Ordering::Relaxed);
+                }
+            }
+            if left == 0 {
+                return Ok(());
+            }
+            self.reserve()?;
+        }
+    }
+
+    /// All ids given so far, here or by whoever's mark this store was raised to, are below this.
+    pub fn high_mark(&self) -> MessageId {
+        MessageId(self.state.lock().mark)
+    }
+
+    /// Makes durable that ids below `mark` may have been given elsewhere; costs nothing when that is known already.
+    pub fn raise_to(&self, mark: MessageId) -> Result<(), IdError> {
+        if mark.0 <= self.state.lock().mark {
+            return Ok(());
+        }
+        let _turn = self.writing.lock();
+        {
+            let mut state = self.state.lock();
+            if mark.0 <= state.mark {
+                return Ok(());
+            }
+            state.last = state.last.max(mark.0 - 1);
+        }
+        self.persist(mark.0)
+    }
+
+    /// Takes notice of an id in a log: none up to it is given here.
+    pub(crate) fn found(&self, id: MessageId) {
+        let mut state = self.state.lock();
+        if id.0 > state.last && id.0 <= FOUND_ID_MAX {
+            state.last = id.0;
+            self.low.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// Whether the committer should call [`IdClock::reserve`].
+    pub(crate) fn is_low(&self) -> bool {
+        self.low.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn reserve(&self) -> Result<(), IdError> {
+        let _turn = self.writing.lock();
+        let mark = {
+            let mut state = self.state.lock();
+            let wall_ms = self.read_clock(&mut state);
+            let first = following(state.last, wall_ms, self.broker_id);
+            if time_of(state.mark) - time_of(first) >= RESERVED_AHEAD_MS / 2 {
+                self.low.store(false, Ordering::Relaxed);
+                return Ok(());
+            }
+            id_at(time_of(first) + RESERVED_AHEAD_MS, self.broker_id)
+        };
+        self.persist(mark)?;
+        self.low.store(false, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// At a clean stop: gives back what was reserved and not used.
+    pub(crate) fn close(&self) -> Result<(), IdError> {
+        let _turn = self.writing.lock();
+        let last = self.state.lock().last;
+        self.persist(last + 1)
+    }
+
+    /// Under `writing`: the file first, then the promise.
+    fn persist(&self, mark: i64) -> Result<(), IdError> {
+        let line = format!("metaq-ids 1 {mark}");
+        let content = format!("{line} {:08x}\n", crc32fast::hash(line.as_bytes()));
+        replace_file(&*self.disk, &self.path, content.as_bytes()).map_err(|error| IdError {
+            path: self.path.clone(),
+            reason: error.to_string(),
+            disk_full: error.kind() == ErrorKind::StorageFull,
+        })?;
+        self.state.lock().mark = mark;
+        Ok(())
+    }
+
+    /// The wall clock, and a line when it was set back: ids go on from the last one until it has caught up.
+    fn read_clock(&self, state: &mut State) -> i64 {
+        let now_ms = (self.now)();
+        let back_ms = state.latest_ms - now_ms;
+        if back_ms >= STEP_WARNED_MS {
+            if state.warned.is_none_or(|at| at.elapsed() >= STEP_WARNING_INTERVAL) {
+                tracing::warn!(back_ms, "the clock was set back; message ids go on from the last one given");
+                state.warned = Some(Instant::now());
+            }
+            state.latest_ms = now_ms;
+        } else {
+            state.latest_ms = state.latest_ms.max(now_ms);
+        }
+        (now_ms - EPOCH_MS).max(0)
+    }
+}
+
+fn time_of(id: i64) -> i64 {
+    id >> TIME_SHIFT
+}
+
+fn id_at(time_ms: i64, broker_id: BrokerId) -> i64 {
+    time_ms.min(i64::MAX >> TIME_SHIFT) << TIME_SHIFT | i64::from(broker_id.get()) << BROKER_SHIFT
+}
+
+/// The smallest id of this broker above `last` that is not behind the clock.
+fn following(last: i64, wall_ms: i64, broker_id: BrokerId) -> i64 {
+    let at_clock = id_at(wall_ms, broker_id);
+    if at_clock > last {
+        return at_clock;
+    }
+    // The clock stands still, is behind, or more ids than a millisecond holds were asked for.
+    let next = last + 1;
+    let same_broker = next >> BROKER_SHIFT & 1023 == i64::from(broker_id.get());
+    if same_broker && next & SEQUENCE_MAX != 0 { next } else { id_at(time_of(last) + 1, broker_id) }
+}
+
+fn read_mark(path: &Path, bytes: &[u8]) -> Result<i64, OpenError> {
+    let damaged = || OpenError::Damaged {
+        path: path.to_path_buf(),
+        reason: "it is not a line 'metaq-ids 1 MARK CHECKSUM'".to_string(),
+        advice: "remove it only if no broker with this id has ever run ahead of this machine's clock",
+    };
+    let text = std::str::from_utf8(bytes).map_err(|_| damaged())?;
+    let (line, checksum) = text.trim_end().rsplit_once(' ').ok_or_else(damaged)?;
+    if format!("{:08x}", crc32fast::hash(line.as_bytes())) != checksum {
+        return Err(damaged());
+    }
+    line.strip_prefix("metaq-ids 1 ").and_then(|mark| mark.parse().ok()).ok_or_else(damaged)
+}

@@ -1,0 +1,309 @@
+use crate::acks::{Ack, AckQueue};
+use crate::committer::{Committer, Wants};
+use crate::disk::Disk;
+use crate::errors::Refusal;
+use crate::files::FileCache;
+use crate::ids::IdClock;
+use crate::metrics::StoreMetrics;
+use crate::positions::{Cursors, Positions, Reader};
+use crate::queue::{Append, AppendQueue, NewRecord, Verbatim};
+use crate::rules::{FlushLevel, LiveRules, PartitionRules};
+use crate::segment::{Cut, Segment};
+use crate::slice::{Slice, SliceAt};
+use crate::writer::Writer;
+use arc_swap::ArcSwap;
+use bytes::Bytes;
+use metaq_types::limits::{APPEND_QUEUE_BYTES_MAX, MESSAGE_BYTES_MAX};
+use metaq_types::{Offset, PartitionId};
+use metaq_wire::RecordHeader;
+use parking_lot::Mutex;
+use std::fs::File;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::Instant;
+use tokio::sync::Notify;
+
+/// What all partitions of a store share.
+pub(crate) struct Shared {
+    pub(crate) disk: Arc<dyn Disk>,
+    pub(crate) files: FileCache,
+    pub(crate) ids: IdClock,
+    pub(crate) committer: Committer,
+    pub(crate) metrics: StoreMetrics,
+    /// Bytes of bodies accepted and not yet written.
+    pub(crate) queued_bytes: AtomicUsize,
+}
+
+/// Whether a partition takes appends.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Health {
+    Ok,
+    /// A disk error made it read-only until the store is opened again; says which.
+    Poisoned(String),
+}
+
+/// A handle to one partition's log. Any number of threads may append and read; bytes are written by one at a time.
+pub struct Partition {
+    pub(crate) id: PartitionId,
+    /// The data path its directory lies in.
+    root: Arc<Path>,
+    pub(crate) shared: Arc<Shared>,
+    pub(crate) rules: LiveRules,
+    pub(crate) queue: AppendQueue,
+    pub(crate) writer: Mutex<Writer>,
+    /// Held over a sync and what follows from its outcome: two syncs of one file side by side could share one error,
+    /// and the second would believe itself good.
+    pub(crate) sync_turn: Mutex<()>,
+    pub(crate) acks: Mutex<AckQueue>,
+    pub(crate) cursors: Cursors,
+    /// In order of their bases, joined without gaps, never empty; replaced whole.
+    pub(crate) segments: ArcSwap<Vec<Arc<Segment>>>,
+    pub(crate) records: AtomicU64,
+    pub(crate) poison: OnceLock<String>,
+    closed: AtomicBool,
+    readers: Notify,
+    /// What the committer owes this partition; see [`Wants`].
+    pub(crate) wants: AtomicU8,
+    /// A timer for the interval runs at the committer.
+    pub(crate) interval_runs: AtomicBool,
+    /// A reader's sync waits at the committer for its time.
+    pub(crate) reader_waits: AtomicBool,
+    /// The committer's note, for the bound on these.
+    pub(crate) last_reader_sync: Mutex<Option<Instant>>,
+}
+
+impl Partition {
+    pub(crate) fn new(
+        id: PartitionId,
+        root: Arc<Path>,
+        shared: Arc<Shared>,
+        rules: &PartitionRules,
+        segments: Vec<Arc<Segment>>,
+        end: Offset,
+        records: u64,
+    ) -> Partition {
+        let kept = segments.first().expect("a partition has a segment").base;
+        let active = segments.last().expect("a partition has a segment").clone();
+        Partition {
+            id,
+            root,
+            shared,
+            rules: LiveRules::new(rules),
+            queue: AppendQueue::default(),
+            writer: Mutex::new(Writer::new(active, end)),
+            sync_turn: Mutex::new(()),
+            acks: Mutex::new(AckQueue::new(end)),
+            cursors: Cursors::new(kept, end),
+            segments: ArcSwap::from_pointee(segments),
+            records: AtomicU64::new(records),
+            poison: OnceLock::new(),
+            closed: AtomicBool::new(false),
+            readers: Notify::new(),
+            wants: AtomicU8::new(0),
+            interval_runs: AtomicBool::new(false),
+            reader_waits: AtomicBool::new(false),
+            last_reader_sync: Mutex::new(None),
+        }
+    }
+
+    pub fn id(&self) -> &PartitionId {
+        &self.id
+    }
+
+    /// Appends one message. Its id and offset are assigned in the order of the log, and `ack` is answered when it is as
+    /// safe as the flush rule promises: before this returns unless other threads append too (threshold above 0), or
+    /// from the committer's thread after a sync (threshold 0). Never waits for a sync.
+    pub fn append(self: &Arc<Self>, flag: i32, checksum: i32, body: Bytes, ack: Ack) {
+        if body.len() > MESSAGE_BYTES_MAX as usize {
+            return refuse(ack, Refusal::TooLarge { bytes: body.len(), limit_bytes: MESSAGE_BYTES_MAX });
+        }
+        self.enqueue(Append::Record(NewRecord { flag, checksum, body, ack }));
+    }
+
+    /// Appends a range of whole records that the caller has checked, for a replica: refused unless it begins at the
+    /// written end and lies in the segment that the log is in or now begins, so that both roll at the same places.
+    pub fn append_verbatim(self: &Arc<Self>, at: Offset, segment: Offset, bytes: Bytes, ack: Ack) {
+        self.enqueue(Append::Verbatim(Verbatim { at, segment, bytes, ack }));
+    }
+
+    fn enqueue(self: &Arc<Self>, append: Append) {
+        let bytes = append.body_bytes();
+        let queued_bytes = self.shared.queued_bytes.fetch_add(bytes, Ordering::Relaxed);
+        if queued_bytes + bytes > APPEND_QUEUE_BYTES_MAX {
+            self.shared.queued_bytes.fetch_sub(bytes, Ordering::Relaxed);
+            let limit_bytes = APPEND_QUEUE_BYTES_MAX;
+            return refuse(append.into_ack(), Refusal::Overloaded { queued_bytes, limit_bytes });
+        }
+        if let Err(append) = self.queue.push(append) {
+            self.shared.queued_bytes.fetch_sub(bytes, Ordering::Relaxed);
+            return refuse(append.into_ack(), Refusal::Closing);
+        }
+        match self.rules.level() {
+            FlushLevel::Os => self.write_queued(),
+            FlushLevel::Durable => self.want(Wants::Commit),
+        }
+    }
+
+    pub fn positions(&self) -> Positions {
+        self.cursors.snapshot()
+    }
+
+    /// What `reader` gets who asks for at most `bytes_max` from `offset` on. Never crosses a segment, ends on a record
+    /// boundary and holds at least one whole record, even when that is longer than `bytes_max`. Usually reads nothing.
+    pub fn slice(&self, offset: i64, bytes_max: u32, reader: Reader) -> SliceAt {
+        // First the end, then the list: a list loaded later has every segment up to that end.
+        let end = self.cursors.end_for(reader);
+        let oldest = self.cursors.kept();
+        let offset = match Offset::from_wire(offset) {
+            Some(offset) if offset >= oldest => offset,
+            _ => return SliceAt::Trimmed { oldest },
+        };
+        if offset > end {
+            return SliceAt::Beyond { end };
+        }
+        if offset == end {
+            return SliceAt::AtEnd { unsynced: self.cursors.written() > self.cursors.durable() };
+        }
+        let segments = self.segments.load();
+        let (segment, segment_end) = find(&segments, offset, end);
+        let from = offset.bytes_since(segment.base) as u32;
+        let limit = segment_end.bytes_since(segment.base) as u32;
+        let file = || self.file_of(segment);
+        match segment.cut(from, bytes_max.max(1), limit, file) {
+            Ok(Cut::Skip { to }) => SliceAt::Skip { to: segment.base + u64::from(to) },
+            Ok(Cut::At(cut)) => match file() {
+                Ok(file) => SliceAt::Bytes(Slice::new(file, segment.base, from, cut - from, end)),
+                Err(error) => self.unreadable(segment, &error),
+            },
+            Err(error) => self.unreadable(segment, &error),
+        }
+    }
+
+    fn unreadable(&self, segment: &Segment, error: &io::Error) -> SliceAt {
+        SliceAt::Failed { reason: format!("cannot read {}: {error}", segment.path(&self.directory()).display()) }
+    }
+
+    /// Where a reader at `offset` may go on: the start of the segment that holds it, the oldest offset when it lies
+    /// before the log, else the readable end (storage, "10. Segment search and nearest offset").
+    pub fn nearest(&self, offset: i64) -> Offset {
+        let end = self.cursors.end_for(Reader::Consumer);
+        match Offset::from_wire(offset) {
+            Some(offset) if offset >= end => end,
+            Some(offset) if offset >= self.cursors.kept() => find(&self.segments.load(), offset, end).0.base,
+            _ => self.cursors.kept(),
+        }
+    }
+
+    /// Returns once `reader` can see beyond `offset`, or the store is closed. May be cancelled at any time.
+    pub async fn readable_beyond(&self, offset: Offset, reader: Reader) {
+        loop {
+            let mut moved = std::pin::pin!(self.readers.notified());
+            moved.as_mut().enable();
+            if self.cursors.end_for(reader) > offset || self.closed.load(Ordering::SeqCst) {
+                return;
+            }
+            moved.await;
+        }
+    }
+
+    /// For a reader at the readable end with unsynced bytes behind it: they are synced soon. Any number of requests
+    /// become one sync, and at most one in `READER_SYNC_INTERVAL_MIN` a partition.
+    pub fn request_sync(self: &Arc<Self>) {
+        if self.cursors.written() > self.cursors.durable() && self.poison.get().is_none() {
+            self.want(Wants::Reader);
+        }
+    }
+
+    /// Takes effect with the next append. Where a partition lies does not change.
+    pub fn set_rules(&self, rules: &PartitionRules) {
+        self.rules.set(rules);
+    }
+
+    /// Up to `to` enough replicas hold the log. Until this is called first nobody has to.
+    pub fn confirm(&self, to: Offset) {
+        self.cursors.publish_confirmed(to);
+        self.acks.lock().on_confirmed(to);
+        self.readers.notify_waiters();
+    }
+
+    /// Records found in the last segment when the store was opened, and those appended since (storage, "11").
+    pub fn record_count(&self) -> u64 {
+        self.records.load(Ordering::Relaxed)
+    }
+
+    /// Bytes kept.
+    pub fn bytes(&self) -> u64 {
+        let positions = self.positions();
+        positions.written.bytes_since(positions.kept)
+    }
+
+    pub fn segment_count(&self) -> usize {
+        self.segments.load().len()
+    }
+
+    /// Start of the segment that is written to.
+    pub fn active_segment(&self) -> Offset {
+        self.segments.load().last().expect("a partition has a segment").base
+    }
+
+    pub fn health(&self) -> Health {
+        match self.poison.get() {
+            None => Health::Ok,
+            Some(reason) => Health::Poisoned(reason.clone()),
+        }
+    }
+
+    /// `DATAPATH/TOPIC-NUMBER`.
+    pub fn directory(&self) -> PathBuf {
+        self.root.join(self.id.to_string())
+    }
+
+    pub(crate) fn file_of(&self, segment: &Arc<Segment>) -> io::Result<Arc<File>> {
+        self.shared.files.get(&*self.shared.disk, segment, || segment.path(&self.directory()))
+    }
+
+    /// Leaves work for the committer, which finds it at its next round.
+    pub(crate) fn want(self: &Arc<Self>, wants: Wants) {
+        if self.wants.fetch_or(wants.bit(), Ordering::SeqCst) == 0 {
+            self.shared.committer.enqueue(self);
+        }
+    }
+
+    pub(crate) fn wake_readers(&self) {
+        self.readers.notify_waiters();
+    }
+
+    /// No append is accepted from now on, and nobody waits for more bytes.
+    pub(crate) fn close(&self) {
+        self.queue.close();
+        self.closed.store(true, Ordering::SeqCst);
+        self.readers.notify_waiters();
+    }
+}
+
+pub(crate) fn refuse(ack: Ack, refusal: Refusal) {
+    ack.answer(Err(refusal.into()));
+}
+
+/// The segment that holds `offset`, which is at or above the first one's base, and where it ends for a reader who
+/// sees up to `end`.
+fn find(segments: &[Arc<Segment>], offset: Offset, end: Offset) -> (&Arc<Segment>, Offset) {
+    let next = segments.partition_point(|segment| segment.base <= offset);
+    let segment = &segments[next - 1];
+    (segment, segments.get(next).map_or(end, |next| next.base.min(end)))
+}
+
+/// Headers of a row of whole records with their positions; an error names where the row breaks.
+pub(crate) fn walk_headers(bytes: &[u8]) -> Result<Vec<(u32, RecordHeader)>, String> {
+    let mut headers = Vec::new();
+    let mut at = 0;
+    while at < bytes.len() {
+        let header = bytes[at..].first_chunk().ok_or_else(|| format!("it ends within the header at byte {at}"))?;
+        let header = RecordHeader::parse(header).map_err(|error| format!("at byte {at}: {error}"))?;
+        headers.push((at as u32, header));
+        at = usize::try_from(at as u64 + header.record_bytes()).map_err(|error| error.to_string())?;
+    }
+    if at != bytes.len() { Err("it ends within the last record".to_string()) } else { Ok(headers) }
+}

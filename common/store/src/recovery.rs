@@ -1,0 +1,157 @@
+use crate::clean::CleanMark;
+use crate::errors::OpenError;
+use crate::load::{Loaded, Repair, load};
+use crate::partition::{Partition, Shared};
+use crate::roots::Root;
+use crate::store::RulesFor;
+use metaq_types::{PartitionId, PartitionNameError};
+use parking_lot::Mutex;
+use std::collections::HashMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+/// Threads that read last segments.
+const LOADERS_MAX: usize = 8;
+
+/// What opening a store found.
+#[derive(Clone, Debug, Default)]
+pub struct RecoveryReport {
+    /// Whether the last run ended with an orderly stop.
+    pub clean: bool,
+    /// Partitions served, repaired ones included.
+    pub served: usize,
+    /// Partitions whose torn tail was set aside.
+    pub repaired: Vec<Repair>,
+    /// Partitions with damaged records inside their last segment, and the bytes concerned.
+    pub damaged: Vec<(PartitionId, u64)>,
+    /// Not served, each with the reason: a partition, or a directory that cannot be one.
+    pub failed: Vec<(String, String)>,
+    pub took: Duration,
+}
+
+pub(crate) struct Recovered {
+    pub(crate) partitions: Vec<Arc<Partition>>,
+    pub(crate) failed: HashMap<PartitionId, String>,
+    pub(crate) report: RecoveryReport,
+}
+
+/// A partition's directory.
+struct Place {
+    id: PartitionId,
+    root: Arc<Path>,
+}
+
+/// Loads the partitions of all data paths, several at a time, each on its own: what is wrong with one does not concern
+/// the others.
+pub(crate) fn recover_all(
+    shared: &Arc<Shared>,
+    roots: &[Root],
+    clean: Option<&CleanMark>,
+    rules: &RulesFor,
+) -> Result<Recovered, OpenError> {
+    let started = Instant::now();
+    let mut report = RecoveryReport { clean: clean.is_some(), ..RecoveryReport::default() };
+    let places = list_places(roots, &mut report)?;
+    if clean.is_none() {
+        for root in roots {
+            shared.disk.sync_dir(&root.path).map_err(OpenError::io("sync", &*root.path))?;
+        }
+    }
+    let mut partitions = Vec::with_capacity(places.len());
+    let mut failed = HashMap::new();
+    for (place, loaded) in load_all(shared, places, clean) {
+        match loaded {
+            Ok(Some(loaded)) => {
+                note(&mut report, &place.id, &loaded);
+                if let Some(id) = loaded.highest_id {
+                    shared.ids.found(id);
+                }
+                let rules = rules(&place.id.topic);
+                let (segments, end, records) = (loaded.segments, loaded.end, loaded.records);
+                let shared = shared.clone();
+                let partition = Partition::new(place.id, place.root, shared, &rules, segments, end, records);
+                partitions.push(Arc::new(partition));
+            }
+            Ok(None) => {}
+            Err(reason) => {
+                tracing::error!(partition = %place.id, reason, "not served");
+                report.failed.push((place.id.to_string(), reason.clone()));
+                failed.insert(place.id, reason);
+            }
+        }
+    }
+    report.served = partitions.len();
+    report.took = started.elapsed();
+    Ok(Recovered { partitions, failed, report })
+}
+
+fn note(report: &mut RecoveryReport, id: &PartitionId, loaded: &Loaded) {
+    report.repaired.extend(loaded.repair.clone());
+    if loaded.damaged_bytes > 0 {
+        report.damaged.push((id.clone(), loaded.damaged_bytes));
+    }
+}
+
+/// The partition directories of all data paths. A partition that lies in two is served from the first.
+fn list_places(roots: &[Root], report: &mut RecoveryReport) -> Result<Vec<Place>, OpenError> {
+    let mut places = HashMap::<PartitionId, Arc<Path>>::new();
+    for root in roots {
+        for entry in fs::read_dir(&root.path).map_err(OpenError::io("read", &*root.path))? {
+            let entry = entry.map_err(OpenError::io("read", &*root.path))?;
+            if !entry.path().is_dir() {
+                continue;
+            }
+            let name = entry.file_name();
+            let parsed = name.to_str().ok_or_else(|| "its name is not UTF-8".to_string());
+            match parsed.map(|name| name.parse::<PartitionId>()) {
+                Ok(Ok(id)) => match places.entry(id) {
+                    std::collections::hash_map::Entry::Vacant(place) => {
+                        place.insert(root.path.clone());
+                    }
+                    std::collections::hash_map::Entry::Occupied(place) => {
+                        let reason = format!("{} is served from {}", place.key(), place.get().display());
+                        report_unserved(report, entry.path(), reason);
+                    }
+                },
+                Ok(Err(PartitionNameError::NoDash)) => {}
+                Ok(Err(error)) => report_unserved(report, entry.path(), error.to_string()),
+                Err(reason) => report_unserved(report, entry.path(), reason),
+            }
+        }
+    }
+    Ok(places.into_iter().map(|(id, root)| Place { id, root }).collect())
+}
+
+fn report_unserved(report: &mut RecoveryReport, directory: PathBuf, reason: String) {
+    tracing::warn!(directory = %directory.display(), reason, "not served");
+    report.failed.push((directory.display().to_string(), reason));
+}
+
+type Outcome = Result<Option<Loaded>, String>;
+
+fn load_all(shared: &Shared, places: Vec<Place>, clean: Option<&CleanMark>) -> Vec<(Place, Outcome)> {
+    let threads = std::thread::available_parallelism().map_or(1, |cores| cores.get() * 2).min(LOADERS_MAX);
+    let next = AtomicUsize::new(0);
+    let outcomes = Mutex::new(Vec::with_capacity(places.len()));
+    std::thread::scope(|scope| {
+        for _ in 0..threads.min(places.len()) {
+            scope.spawn(|| {
+                while let Some((number, place)) = {
+                    let number = next.fetch_add(1, Ordering::Relaxed);
+                    places.get(number).map(|place| (number, place))
+                } {
+                    let directory = place.root.join(place.id.to_string());
+                    let entry = clean.and_then(|mark| mark.get(&place.id));
+                    let outcome = load(&*shared.disk, &place.id, &directory, entry);
+                    outcomes.lock().push((number, outcome));
+                }
+            });
+        }
+    });
+    let mut outcomes = outcomes.into_inner();
+    outcomes.sort_unstable_by_key(|(number, _)| *number);
+    places.into_iter().zip(outcomes).map(|(place, (_, outcome))| (place, outcome)).collect()
+}

@@ -1,0 +1,89 @@
+use crate::disk::{Disk, create_dirs, note_holder, replace_file};
+use crate::errors::OpenError;
+use std::fmt::Write;
+use std::fs::{self, File, OpenOptions, TryLockError};
+use std::io::{ErrorKind, Read};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// Directory of what is ours inside a data path. The original passes over names without a `-`.
+const OURS: &str = ".metaq";
+
+/// A data path locked for this process.
+pub(crate) struct Root {
+    pub(crate) path: Arc<Path>,
+    _lock: File,
+}
+
+impl Root {
+    /// Creates the directory if it is missing and locks it; the lock ends with the process at the latest.
+    pub(crate) fn lock(disk: &dyn Disk, path: &Path) -> Result<Root, OpenError> {
+        create_dirs(disk, &path.join(OURS)).map_err(OpenError::io("create", path))?;
+        let path = fs::canonicalize(path).map_err(OpenError::io("find", path))?;
+        let lock_path = path.join(OURS).join("lock");
+        let lock = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .open(&lock_path)
+            .map_err(OpenError::io("open", &lock_path))?;
+        match lock.try_lock() {
+            Ok(()) => {}
+            Err(TryLockError::WouldBlock) => return Err(OpenError::Locked { holder: holder_of(&lock), path }),
+            Err(TryLockError::Error(error)) => return Err(OpenError::io("lock", &lock_path)(error)),
+        }
+        note_holder(&lock, &format!("{}\n", std::process::id())).map_err(OpenError::io("write", &lock_path))?;
+        Ok(Root { path: path.into(), _lock: lock })
+    }
+
+    /// Path of one of our files.
+    pub(crate) fn ours(&self, name: &str) -> PathBuf {
+        self.path.join(OURS).join(name)
+    }
+}
+
+fn holder_of(mut lock: &File) -> String {
+    let mut text = String::new();
+    match lock.read_to_string(&mut text) {
+        Ok(_) if text.trim().parse::<u32>().is_ok() => format!(" (pid {})", text.trim()),
+        _ => String::new(),
+    }
+}
+
+/// The name of this data directory among all others, for ever: made at its first opening.
+pub(crate) fn node_id(disk: &dyn Disk, path: &Path) -> Result<String, OpenError> {
+    match fs::read_to_string(path) {
+        Ok(text) => match text.trim_end().strip_prefix("metaq-node 1 ") {
+            Some(id) if !id.is_empty() && id.bytes().all(|b| b.is_ascii_hexdigit() || b == b'-') => Ok(id.to_string()),
+            _ => Err(OpenError::Damaged {
+                path: path.to_path_buf(),
+                reason: "it is not a line 'metaq-node 1 ID'".to_string(),
+                advice: "remove it to give this directory a new identity",
+            }),
+        },
+        Err(error) if error.kind() == ErrorKind::NotFound => {
+            let id = new_node_id().map_err(OpenError::io("read", "/dev/urandom"))?;
+            replace_file(disk, path, format!("metaq-node 1 {id}\n").as_bytes())
+                .map_err(OpenError::io("write", path))?;
+            Ok(id)
+        }
+        Err(error) => Err(OpenError::io("read", path)(error)),
+    }
+}
+
+/// A random UUID (version 4).
+fn new_node_id() -> std::io::Result<String> {
+    let mut bytes = [0u8; 16];
+    File::open("/dev/urandom")?.read_exact(&mut bytes)?;
+    bytes[6] = bytes[6] & 0x0f | 0x40;
+    bytes[8] = bytes[8] & 0x3f | 0x80;
+    let mut id = String::with_capacity(36);
+    for (place, byte) in bytes.iter().enumerate() {
+        if matches!(place, 4 | 6 | 8 | 10) {
+            id.push('-');
+        }
+        write!(id, "{byte:02x}").expect("a string takes all that is written");
+    }
+    Ok(id)
+}

@@ -1,0 +1,142 @@
+use crate::window::{HEADER, Window, end_of_record};
+use metaq_types::MessageId;
+use metaq_types::limits::{DISCARD_BYTES_MAX, INDEX_INTERVAL_BYTES};
+use metaq_wire::RecordHeader;
+use std::fs::File;
+use std::io;
+use std::ops::Range;
+
+const SCAN_BLOCK_BYTES: usize = 256 * 1024;
+
+/// What a full read of one segment found.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct Scan {
+    /// Where the good part ends: less than the file's length when there is a torn tail.
+    pub(crate) end: u64,
+    pub(crate) records: u64,
+    pub(crate) last_id: Option<MessageId>,
+    /// Highest id found.
+    pub(crate) highest_id: Option<MessageId>,
+    /// Record boundaries about every [`INDEX_INTERVAL_BYTES`].
+    pub(crate) boundaries: Vec<u32>,
+    /// Ranges that hold no whole record although good ones follow.
+    pub(crate) damage: Vec<Range<u32>>,
+}
+
+/// Reads every record of a segment and checks it. What follows the last good record is the tail; a bad record with
+/// good ones behind it is damage and stays where it is.
+pub(crate) fn scan(file: &File, length: u32) -> io::Result<Scan> {
+    let mut window = Window::new(file, length.into(), SCAN_BLOCK_BYTES);
+    let mut scan = Scan::default();
+    while scan.end < window.length() {
+        match window.record(scan.end)? {
+            Some((header, end)) => {
+                let last = scan.boundaries.last().copied().unwrap_or(0);
+                if scan.end >= u64::from(last) + u64::from(INDEX_INTERVAL_BYTES) {
+                    scan.boundaries.push(scan.end as u32);
+                }
+                scan.records += 1;
+                scan.last_id = Some(header.id);
+                scan.highest_id = scan.highest_id.max(scan.last_id);
+                scan.end = end;
+            }
+            None => match next_good(&mut window, scan.end)? {
+                Some(next) => {
+                    scan.damage.push(scan.end as u32..next as u32);
+                    scan.end = next;
+                }
+                None => break,
+            },
+        }
+    }
+    Ok(scan)
+}
+
+/// Where good records go on behind the bad one at `bad`; `None` when nothing good follows, so that it is a tail.
+pub(crate) fn next_good_in(file: &File, length: u32, bad: u32) -> io::Result<Option<u32>> {
+    let mut window = Window::new(file, length.into(), SCAN_BLOCK_BYTES);
+    Ok(next_good(&mut window, bad.into())?.map(|next| next as u32))
+}
+
+/// A body may hold bytes that look like records (a message that carries messages). Therefore the place where the bad
+/// record says it ends is tried first; and when it says it reaches to the end of the file or beyond, as a record torn
+/// by a crash does, others count only if they lead exactly to the end of the file.
+fn next_good(window: &mut Window<'_>, bad: u64) -> io::Result<Option<u64>> {
+    let declared_end = match window.header(bad)? {
+        Some(header) if header.length <= DISCARD_BYTES_MAX => end_of_record(&header, bad),
+        _ => None,
+    };
+    let whole_rest = declared_end.is_some_and(|end| end >= window.length());
+    if let Some(end) = declared_end
+        && !whole_rest
+        && matches!(chain(window, end)?, Chain::Good | Chain::ToTheEnd)
+    {
+        return Ok(Some(end));
+    }
+    let mut at = bad + 1;
+    while let Some(candidate) = next_candidate(window, at)? {
+        match chain_as_far(window, candidate, whole_rest)? {
+            Chain::ToTheEnd => return Ok(Some(candidate)),
+            Chain::Good if !whole_rest => return Ok(Some(candidate)),
+            Chain::Good => unreachable!("a chain followed to its end is never only good"),
+            // What lies on a chain that breaks breaks there too: look on behind it, or this would be quadratic.
+            Chain::Broken { at: broken } => at = broken.max(candidate) + 1,
+        }
+    }
+    Ok(None)
+}
+
+enum Chain {
+    /// Starts with records enough to be no accident.
+    Good,
+    /// Whole records up to the last byte of the file.
+    ToTheEnd,
+    Broken {
+        at: u64,
+    },
+}
+
+fn chain(window: &mut Window<'_>, start: u64) -> io::Result<Chain> {
+    chain_as_far(window, start, false)
+}
+
+/// Follows whole records from `start`. A record with a body is good by its checksum; an empty one proves nothing by
+/// itself, since 8 zero bytes are its length and checksum.
+fn chain_as_far(window: &mut Window<'_>, start: u64, to_the_end: bool) -> io::Result<Chain> {
+    let mut at = start;
+    while at < window.length() {
+        match window.record(at)? {
+            Some((header, _)) if header.length > 0 && !to_the_end => return Ok(Chain::Good),
+            Some((_, end)) => at = end,
+            None => return Ok(Chain::Broken { at }),
+        }
+    }
+    Ok(if at > start { Chain::ToTheEnd } else { Chain::Broken { at } })
+}
+
+/// The next place from `from` on where a header could stand. Producers set no flag bits but the lowest; insisting on
+/// that here makes random bytes cheap to pass over. A record with other bits is still read when it is reached in line.
+fn next_candidate(window: &mut Window<'_>, from: u64) -> io::Result<Option<u64>> {
+    let mut at = from;
+    let length = window.length();
+    while at + HEADER <= length {
+        let block = window.at(at, HEADER as usize)?;
+        let places = block.len() - HEADER as usize + 1;
+        if block.iter().all(|byte| *byte == 0) {
+            at += places as u64;
+            continue;
+        }
+        for (place, bytes) in block.array_windows::<{ HEADER as usize }>().enumerate() {
+            let at = at + place as u64;
+            if bytes[16..19] == [0, 0, 0]
+                && bytes[19] <= 1
+                && let Ok(header) = RecordHeader::parse(bytes)
+                && end_of_record(&header, at).is_some_and(|end| end <= length)
+            {
+                return Ok(Some(at));
+            }
+        }
+        at += places as u64;
+    }
+    Ok(None)
+}

@@ -1,0 +1,240 @@
+use crate::scan::next_good_in;
+use crate::window::Window;
+use arc_swap::ArcSwapOption;
+use metaq_types::Offset;
+use metaq_types::limits::INDEX_INTERVAL_BYTES;
+use parking_lot::Mutex;
+use std::fs::File;
+use std::io;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+/// How far behind a known boundary a reader may start so that walking there first is worth it.
+const WALK_BYTES_MAX: u32 = 2 * 1024 * 1024;
+
+const WALK_BLOCK_BYTES: usize = INDEX_INTERVAL_BYTES as usize;
+
+/// Digits of a segment's name as we and the original write it.
+pub(crate) const NAME_DIGITS: u8 = 20;
+
+/// One file of a partition, named by the offset of its first byte. It ends where the next one begins; positions inside
+/// are 32 bits.
+pub(crate) struct Segment {
+    pub(crate) base: Offset,
+    /// The original accepts shorter names than it writes, so we keep the width a name was found with.
+    name_digits: u8,
+    /// The open file, while the cache keeps it.
+    pub(crate) cached: ArcSwapOption<File>,
+    /// Set at each use, cleared by the cache's hand.
+    pub(crate) used: AtomicBool,
+    known: Mutex<Known>,
+}
+
+/// What is known of the inside of a segment.
+#[derive(Default)]
+struct Known {
+    /// Places where records start, ascending, about [`INDEX_INTERVAL_BYTES`] apart where they are known at all. The
+    /// segment's start is always one.
+    boundaries: Vec<u32>,
+    /// Bad records with good ones behind them, ascending.
+    damage: Vec<Range<u32>>,
+}
+
+/// Where a read that starts at a given place may end.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Cut {
+    At(u32),
+    /// Nothing readable here; good records go on there.
+    Skip {
+        to: u32,
+    },
+}
+
+impl Segment {
+    pub(crate) fn new(base: Offset) -> Segment {
+        Segment::found(base, NAME_DIGITS, Vec::new(), Vec::new())
+    }
+
+    pub(crate) fn found(base: Offset, name_digits: u8, boundaries: Vec<u32>, damage: Vec<Range<u32>>) -> Segment {
+        Segment {
+            base,
+            name_digits,
+            cached: ArcSwapOption::empty(),
+            used: AtomicBool::new(false),
+            known: Mutex::new(Known { boundaries, damage }),
+        }
+    }
+
+    pub(crate) fn path(&self, directory: &Path) -> PathBuf {
+        directory.join(format!("{:0width$}.meta", self.base.get(), width = usize::from(self.name_digits)))
+    }
+
+    /// Remembers places where records start: the writer's, in order of the file.
+    pub(crate) fn note_boundaries(&self, starts: impl Iterator<Item = u32>) {
+        let mut known = self.known.lock();
+        for start in starts {
+            known.note(start);
+        }
+    }
+
+    /// What can be found again by reading goes when the file's handle does; damage stays.
+    pub(crate) fn forget_boundaries(&self) {
+        self.known.lock().boundaries = Vec::new();
+    }
+
+    pub(crate) fn damage(&self) -> Vec<Range<u32>> {
+        self.known.lock().damage.clone()
+    }
+
+    /// The end of a read of at most `bytes_max` from `from`, where `limit` is as far as the reader may see: on a record
+    /// boundary, behind at least one whole record. A start that is no boundary is cut at `bytes_max`, as the original
+    /// does: the reader finds the checksum wrong and asks where to go on.
+    ///
+    /// Reads the file only when the index does not know the answer.
+    pub(crate) fn cut(
+        &self,
+        from: u32,
+        bytes_max: u32,
+        limit: u32,
+        open: impl Fn() -> io::Result<Arc<File>>,
+    ) -> io::Result<Cut> {
+        loop {
+            let (limit, hint) = {
+                let known = self.known.lock();
+                let damage = known.next_damage(from);
+                if let Some(damage) = damage.as_ref().filter(|damage| damage.start <= from) {
+                    return Ok(Cut::Skip { to: damage.end.min(limit) });
+                }
+                let limit = damage.map_or(limit, |damage| damage.start.min(limit));
+                (limit, known.hint(from, bytes_max, limit))
+            };
+            let (start, trusted) = match hint {
+                Hint::Cut(end) => return Ok(Cut::At(end)),
+                Hint::Walk { start, trusted } => (start, trusted),
+            };
+            let target = from.saturating_add(bytes_max).min(limit);
+            // `None`: damage that nobody knew of; now it is known, so ask again.
+            if let Some(cut) = self.walk(&*open()?, Walk { start, trusted, from, target, limit })? {
+                return Ok(cut);
+            }
+        }
+    }
+
+    /// Steps over headers from `start` on to find the cut. From a trusted start every step is a boundary worth
+    /// remembering, and a header that makes no sense is damage: `None` once that is noted.
+    fn walk(&self, file: &File, walk: Walk) -> io::Result<Option<Cut>> {
+        let Walk { start, trusted, from, target, limit } = walk;
+        let mut window = Window::new(file, limit.into(), WALK_BLOCK_BYTES);
+        let (mut at, mut noted, mut met_from, mut cut) = (start, start, start > from, None);
+        while at <= from || at < target {
+            met_from |= at == from;
+            if at > from {
+                cut = Some(at);
+            }
+            let due = trusted && at - noted >= INDEX_INTERVAL_BYTES;
+            let end = if due { window.record(at.into())?.map(|(_, end)| end) } else { window.end_of(at.into())? };
+            match end {
+                Some(end) if due => {
+                    self.note_boundaries([at].into_iter());
+                    (noted, at) = (at, end as u32);
+                }
+                Some(end) => at = end as u32,
+                None if trusted => return self.note_damage(file, walk),
+                None => return Ok(Some(Cut::At(target))),
+            }
+        }
+        if !met_from {
+            return Ok(Some(Cut::At(target)));
+        }
+        match cut {
+            _ if at == target => Ok(Some(Cut::At(target))),
+            Some(cut) => Ok(Some(Cut::At(cut))),
+            // The first record is longer than the wish and is given whole, but its length is not believed unread.
+            None if window.record(from.into())?.is_some() => Ok(Some(Cut::At(at))),
+            None if trusted => self.note_damage(file, walk),
+            None => Ok(Some(Cut::At(target))),
+        }
+    }
+
+    /// Finds the first bad record from the walk's trusted start on, and where good ones go on.
+    fn note_damage(&self, file: &File, walk: Walk) -> io::Result<Option<Cut>> {
+        let mut window = Window::new(file, walk.limit.into(), WALK_BLOCK_BYTES);
+        let mut bad = u64::from(walk.start);
+        while let Some((_, end)) = window.record(bad)? {
+            bad = end;
+        }
+        if bad >= window.length() {
+            return Ok(Some(Cut::At(walk.target)));
+        }
+        let bad = bad as u32;
+        let to = next_good_in(file, walk.limit, bad)?.unwrap_or(walk.limit);
+        let mut known = self.known.lock();
+        if known.next_damage(bad).is_none_or(|damage| damage.start > bad) {
+            let place = known.damage.partition_point(|damage| damage.start < bad);
+            known.damage.insert(place, bad..to);
+            known.boundaries.retain(|place| !(bad..to).contains(place));
+            tracing::warn!(
+                segment = %self.base, from = bad, to, "a record is damaged; it is kept, and readers are led across it"
+            );
+        }
+        Ok(None)
+    }
+}
+
+#[derive(Clone, Copy)]
+struct Walk {
+    /// A record starts here for sure when `trusted`.
+    start: u32,
+    trusted: bool,
+    from: u32,
+    /// The cut is to be at most here, unless the first record is longer.
+    target: u32,
+    limit: u32,
+}
+
+enum Hint {
+    Cut(u32),
+    Walk { start: u32, trusted: bool },
+}
+
+impl Known {
+    fn note(&mut self, start: u32) {
+        let place = self.boundaries.partition_point(|known| *known < start);
+        let before = place.checked_sub(1).map_or(0, |before| self.boundaries[before]);
+        if start - before >= INDEX_INTERVAL_BYTES && self.boundaries.get(place).is_none_or(|after| *after != start) {
+            self.boundaries.insert(place, start);
+        }
+    }
+
+    /// The first damage that ends behind `from`.
+    fn next_damage(&self, from: u32) -> Option<Range<u32>> {
+        let place = self.damage.partition_point(|damage| damage.end <= from);
+        self.damage.get(place).cloned()
+    }
+
+    /// The last place up to `at` where a record is known to start.
+    fn boundary_at_or_before(&self, at: u32) -> u32 {
+        let noted = self.boundaries.partition_point(|known| *known <= at);
+        let behind_damage = self.damage.partition_point(|damage| damage.end <= at);
+        let noted = noted.checked_sub(1).map_or(0, |place| self.boundaries[place]);
+        noted.max(behind_damage.checked_sub(1).map_or(0, |place| self.damage[place].end))
+    }
+
+    fn hint(&self, from: u32, bytes_max: u32, limit: u32) -> Hint {
+        if limit - from <= bytes_max {
+            return Hint::Cut(limit);
+        }
+        let target = from + bytes_max;
+        let near_target = self.boundary_at_or_before(target);
+        if near_target > from && target - near_target <= bytes_max / 4 {
+            return Hint::Cut(near_target);
+        }
+        let start = if near_target > from { near_target } else { self.boundary_at_or_before(from) };
+        match from.saturating_sub(start) <= WALK_BYTES_MAX {
+            true => Hint::Walk { start, trusted: true },
+            false => Hint::Walk { start: from, trusted: false },
+        }
+    }
+}

@@ -1,0 +1,350 @@
+use crate::clean::{self, CleanEntry, CleanMark};
+use crate::committer::Committer;
+use crate::disk::{Disk, OsDisk, create_dirs};
+use crate::errors::{CloseError, CreateError, OpenError};
+use crate::files::FileCache;
+use crate::ids::{IdClock, WallClock};
+use crate::load::{load, modified_nanos};
+use crate::metrics::{FlushCause, StoreMetrics};
+use crate::partition::{Health, Partition, Shared};
+use crate::recovery::{RecoveryReport, recover_all};
+use crate::roots::{Root, node_id};
+use crate::rules::PartitionRules;
+use crate::segment::Segment;
+use metaq_types::limits::OPEN_FILES_MAX;
+use metaq_types::{BrokerId, Offset, PartitionId, TopicName};
+use parking_lot::{Mutex, RwLock};
+use rustix::process::{Resource, getrlimit};
+use std::collections::{BTreeMap, HashMap};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::thread::JoinHandle;
+use std::time::{SystemTime, UNIX_EPOCH};
+use tokio::sync::Notify;
+
+/// The settings of a topic, by name.
+pub type RulesFor = Arc<dyn Fn(&str) -> PartitionRules + Send + Sync>;
+
+#[derive(Clone)]
+pub struct StoreOptions {
+    /// Holds the store's identity and its partitions, but for topics with a path of their own.
+    pub data_path: PathBuf,
+    /// Searched for partitions, too.
+    pub extra_data_paths: Vec<PathBuf>,
+    pub broker_id: BrokerId,
+    /// Asked for each partition found.
+    pub rules: RulesFor,
+    pub now: WallClock,
+    pub disk: Arc<dyn Disk>,
+}
+
+impl StoreOptions {
+    /// With the machine's clock and file system.
+    pub fn new(data_path: impl Into<PathBuf>, broker_id: BrokerId, rules: RulesFor) -> StoreOptions {
+        StoreOptions {
+            data_path: data_path.into(),
+            extra_data_paths: Vec::new(),
+            broker_id,
+            rules,
+            now: Arc::new(wall_clock_ms),
+            disk: Arc::new(OsDisk),
+        }
+    }
+}
+
+fn wall_clock_ms() -> i64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as i64)
+}
+
+/// All partitions of one broker. Owns its data paths: they are locked until it is closed or dropped. Dropped without
+/// [`Store::close`] it is as after a crash: nothing more is synced, and the next opening reads the last segments.
+pub struct Store {
+    shared: Arc<Shared>,
+    node_id: String,
+    report: RecoveryReport,
+    clean_mark: PathBuf,
+    partitions: RwLock<HashMap<TopicName, BTreeMap<u32, Arc<Partition>>>>,
+    /// Not served, with the reason.
+    failed: HashMap<PartitionId, String>,
+    /// Locked while a partition is created or the store is closed.
+    roots: Mutex<Roots>,
+    catalog: AtomicU64,
+    catalog_moved: Notify,
+}
+
+/// What ends when the store is closed.
+struct Roots {
+    locked: Vec<Root>,
+    /// `None` once the store is closed.
+    committer: Option<JoinHandle<()>>,
+}
+
+impl Store {
+    /// Locks the data paths, loads every partition and repairs what a crash left. Blocks while it reads. A partition
+    /// that cannot be served is reported, and the others are served.
+    pub fn open(options: StoreOptions) -> Result<Store, OpenError> {
+        let disk = options.disk.clone();
+        let locked = lock_roots(&*disk, &options)?;
+        let system = &locked[0];
+        let node_id = node_id(&*disk, &system.ours("identity"))?;
+        let ids = IdClock::open(system.ours("ids"), options.broker_id, disk.clone(), options.now.clone())?;
+        let clean_mark = system.ours("clean");
+        let clean = clean::take(&*disk, &clean_mark).map_err(OpenError::io("read and remove", &clean_mark))?;
+        let shared = Arc::new(Shared {
+            disk,
+            files: FileCache::new(open_files_max()),
+            ids,
+            committer: Committer::default(),
+            metrics: StoreMetrics::default(),
+            queued_bytes: AtomicUsize::new(0),
+        });
+        let recovered = recover_all(&shared, &locked, clean.as_ref(), &options.rules)?;
+        if let Err(error) = shared.ids.reserve() {
+            // Reading goes on without ids; each append tries again.
+            tracing::error!(%error, "appends are refused until this succeeds");
+        }
+        let mut partitions = HashMap::<_, BTreeMap<_, _>>::new();
+        for partition in recovered.partitions {
+            partitions.entry(partition.id.topic.clone()).or_default().insert(partition.id.number, partition);
+        }
+        let committer = start_committer(&shared)?;
+        Ok(Store {
+            shared,
+            node_id,
+            report: recovered.report,
+            clean_mark,
+            partitions: RwLock::new(partitions),
+            failed: recovered.failed,
+            roots: Mutex::new(Roots { locked, committer: Some(committer) }),
+            // From the clock, so that a generation of an earlier run is not taken for one of this.
+            catalog: AtomicU64::new((options.now)().max(1) as u64),
+            catalog_moved: Notify::new(),
+        })
+    }
+
+    pub fn get(&self, topic: &str, partition: i32) -> Option<Arc<Partition>> {
+        let number = u32::try_from(partition).ok()?;
+        self.partitions.read().get(topic)?.get(&number).cloned()
+    }
+
+    /// Creates the partition at `first` if there is none. Blocks on the disk when it does.
+    pub fn get_or_create(
+        &self,
+        id: &PartitionId,
+        rules: &PartitionRules,
+        first: Offset,
+    ) -> Result<Arc<Partition>, CreateError> {
+        if let Some(partition) = self.existing(id) {
+            return Ok(partition);
+        }
+        if let Some(reason) = self.failed.get(id) {
+            return Err(CreateError::Failed { partition: id.clone(), reason: reason.clone() });
+        }
+        let mut roots = self.roots.lock();
+        if roots.committer.is_none() {
+            return Err(CreateError::Closing);
+        }
+        if let Some(partition) = self.existing(id) {
+            return Ok(partition);
+        }
+        let failed = |reason: String| CreateError::Io { partition: id.clone(), reason };
+        let root = self.root_for(&mut roots, &rules.data_path).map_err(|error| failed(error.to_string()))?;
+        let partition = self.create(id, rules, root, first).map_err(failed)?;
+        self.partitions.write().entry(id.topic.clone()).or_default().insert(id.number, partition.clone());
+        self.catalog.fetch_add(1, Ordering::SeqCst);
+        self.catalog_moved.notify_waiters();
+        Ok(partition)
+    }
+
+    fn existing(&self, id: &PartitionId) -> Option<Arc<Partition>> {
+        self.partitions.read().get(&id.topic)?.get(&id.number).cloned()
+    }
+
+    /// The lock on a data path, taken now if a topic brought a new one.
+    fn root_for(&self, roots: &mut Roots, data_path: &Path) -> Result<Arc<Path>, OpenError> {
+        let canonical = fs::canonicalize(data_path).ok();
+        if let Some(root) = roots.locked.iter().find(|root| Some(&*root.path) == canonical.as_deref()) {
+            return Ok(root.path.clone());
+        }
+        let root = Root::lock(&*self.shared.disk, data_path)?;
+        let path = root.path.clone();
+        roots.locked.push(root);
+        Ok(path)
+    }
+
+    fn create(
+        &self,
+        id: &PartitionId,
+        rules: &PartitionRules,
+        root: Arc<Path>,
+        first: Offset,
+    ) -> Result<Arc<Partition>, String> {
+        let disk = &*self.shared.disk;
+        let directory = root.join(id.to_string());
+        let cannot = |error: std::io::Error| format!("in {}: {error}", directory.display());
+        create_dirs(disk, &directory).map_err(cannot)?;
+        // A directory that was there already may hold segments, as when a topic's path was changed to an old one.
+        let shared = self.shared.clone();
+        if let Some(found) = load(disk, id, &directory, None)? {
+            let (segments, end, records) = (found.segments, found.end, found.records);
+            return Ok(Arc::new(Partition::new(id.clone(), root, shared, rules, segments, end, records)));
+        }
+        let segment = Arc::new(Segment::new(first));
+        disk.create_new(&segment.path(&directory)).map_err(cannot)?;
+        disk.sync_dir(&directory).map_err(cannot)?;
+        Ok(Arc::new(Partition::new(id.clone(), root, shared, rules, vec![segment], first, 0)))
+    }
+
+    /// In no particular order.
+    pub fn partitions(&self) -> Vec<Arc<Partition>> {
+        self.partitions.read().values().flat_map(BTreeMap::values).cloned().collect()
+    }
+
+    /// Grows with every new partition.
+    pub fn catalog_generation(&self) -> u64 {
+        self.catalog.load(Ordering::SeqCst)
+    }
+
+    /// Returns the generation once it is beyond `generation`. May be cancelled at any time.
+    pub async fn catalog_beyond(&self, generation: u64) -> u64 {
+        loop {
+            let mut moved = std::pin::pin!(self.catalog_moved.notified());
+            moved.as_mut().enable();
+            let now = self.catalog_generation();
+            if now > generation {
+                return now;
+            }
+            moved.await;
+        }
+    }
+
+    pub fn ids(&self) -> &IdClock {
+        &self.shared.ids
+    }
+
+    /// The name of this data directory among all others.
+    pub fn node_id(&self) -> &str {
+        &self.node_id
+    }
+
+    pub fn recovery_report(&self) -> &RecoveryReport {
+        &self.report
+    }
+
+    pub fn metrics(&self) -> &StoreMetrics {
+        &self.shared.metrics
+    }
+
+    /// Bytes of message bodies that wait to be written.
+    pub fn queued_bytes(&self) -> usize {
+        self.shared.queued_bytes.load(Ordering::Relaxed)
+    }
+
+    /// Ends appending, makes all that is written durable, leaves the mark of an orderly stop and unlocks the data paths.
+    /// Blocks on the disk. A second call does nothing.
+    pub fn close(&self) -> Result<(), CloseError> {
+        let mut roots = self.roots.lock();
+        if roots.committer.is_none() {
+            return Ok(());
+        }
+        let partitions = self.stop(&mut roots);
+        let mut faults = Vec::new();
+        let mut mark = CleanMark::new();
+        for partition in &partitions {
+            partition.commit(FlushCause::Close);
+            match clean_entry(partition) {
+                Ok(entry) => {
+                    mark.insert(partition.id.clone(), entry);
+                }
+                Err(fault) => faults.push(format!("{}: {fault}", partition.id)),
+            }
+        }
+        if let Err(error) = self.shared.ids.close() {
+            faults.push(error.to_string());
+        }
+        if let Err(error) = clean::write(&*self.shared.disk, &self.clean_mark, &mark) {
+            faults.push(format!("cannot write {}: {error}", self.clean_mark.display()));
+        }
+        roots.locked.clear();
+        if faults.is_empty() { Ok(()) } else { Err(CloseError(faults)) }
+    }
+
+    /// Accepts nothing more and ends the committer.
+    fn stop(&self, roots: &mut Roots) -> Vec<Arc<Partition>> {
+        let partitions = self.partitions();
+        for partition in &partitions {
+            partition.close();
+        }
+        self.shared.committer.stop();
+        if let Some(committer) = roots.committer.take()
+            && committer.join().is_err()
+        {
+            tracing::error!("the committer had panicked");
+        }
+        partitions
+    }
+}
+
+impl Drop for Store {
+    fn drop(&mut self) {
+        let mut roots = self.roots.lock();
+        if roots.committer.is_some() {
+            for partition in self.stop(&mut roots) {
+                partition.abandon();
+            }
+        }
+    }
+}
+
+/// The system's data path first, then each other one once.
+fn lock_roots(disk: &dyn Disk, options: &StoreOptions) -> Result<Vec<Root>, OpenError> {
+    let mut locked = vec![Root::lock(disk, &options.data_path)?];
+    for path in &options.extra_data_paths {
+        let canonical = fs::canonicalize(path).ok();
+        if !locked.iter().any(|root| Some(&*root.path) == canonical.as_deref()) {
+            locked.push(Root::lock(disk, path)?);
+        }
+    }
+    Ok(locked)
+}
+
+/// Segments must not take the descriptors that connections need.
+fn open_files_max() -> usize {
+    let limit = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX) / 2;
+    usize::try_from(limit).unwrap_or(usize::MAX).min(OPEN_FILES_MAX)
+}
+
+fn start_committer(shared: &Arc<Shared>) -> Result<JoinHandle<()>, OpenError> {
+    let shared = shared.clone();
+    std::thread::Builder::new()
+        .name("committer".to_string())
+        .spawn(move || shared.committer.run(&shared))
+        .map_err(OpenError::io("start a thread for", "the committer"))
+}
+
+fn clean_entry(partition: &Partition) -> Result<CleanEntry, String> {
+    if let Health::Poisoned(reason) = partition.health() {
+        return Err(reason);
+    }
+    let positions = partition.positions();
+    if positions.durable != positions.written {
+        return Err(format!("synced up to {}, written up to {}", positions.durable, positions.written));
+    }
+    let segments = partition.segments.load();
+    let last = segments.last().expect("a partition has a segment");
+    let path = last.path(&partition.directory());
+    let metadata = fs::metadata(&path).map_err(|error| format!("cannot read {}: {error}", path.display()))?;
+    let damage = segments.iter().flat_map(|segment| {
+        let base = segment.base.get();
+        segment.damage().into_iter().map(move |range| (base, range))
+    });
+    Ok(CleanEntry {
+        base: last.base.get(),
+        length: positions.written.bytes_since(last.base),
+        modified_nanos: modified_nanos(&metadata),
+        records: partition.record_count(),
+        damage: damage.collect(),
+    })
+}

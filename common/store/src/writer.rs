@@ -1,0 +1,394 @@
+use crate::acks::{Ack, AckQueue, Appended};
+use crate::committer::Wants;
+use crate::disk::write_all_at;
+use crate::errors::{AppendError, Refusal};
+use crate::metrics::FlushCause;
+use crate::partition::{Partition, refuse, walk_headers};
+use crate::queue::{Batch, NewRecord, Verbatim};
+use crate::rules::FlushLevel;
+use crate::segment::Segment;
+use metaq_types::limits::RECORD_HEADER_BYTES;
+use metaq_types::{MessageId, Offset};
+use metaq_wire::RecordHeader;
+use std::fs::File;
+use std::io::{self, ErrorKind, IoSlice};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Instant;
+
+/// The end of one partition's log, owned by whoever holds its lock.
+pub(crate) struct Writer {
+    active: Arc<Segment>,
+    end: Offset,
+    /// The handle the unsynced bytes were written through; a sync through another could miss their error.
+    unsynced_file: Option<Arc<File>>,
+    unsynced_records: u64,
+    /// Appends up to here were promised a sync before their answer.
+    promised: Offset,
+}
+
+/// Who holds the writer.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Hand {
+    /// An appending thread: it must not wait for syncs.
+    Appender,
+    /// The committer, which syncs right afterwards.
+    Committer,
+}
+
+impl Writer {
+    pub(crate) fn new(active: Arc<Segment>, end: Offset) -> Writer {
+        Writer { active, end, unsynced_file: None, unsynced_records: 0, promised: end }
+    }
+
+    fn segment_bytes(&self) -> u64 {
+        self.end.bytes_since(self.active.base)
+    }
+}
+
+impl Partition {
+    /// Writes what is queued, unless somebody else is at it: then they see our append before they are done.
+    pub(crate) fn write_queued(self: &Arc<Self>) {
+        while !self.queue.is_empty() {
+            let Some(mut writer) = self.writer.try_lock() else { return };
+            self.drain(&mut writer, Hand::Appender);
+        }
+    }
+
+    /// The committer's turn: writes what is queued, then syncs what is unsynced, whoever wrote it.
+    pub(crate) fn commit(self: &Arc<Self>, cause: FlushCause) {
+        self.write_all_queued();
+        self.sync(cause);
+    }
+
+    /// As [`Partition::write_queued`], but waits for the writer.
+    pub(crate) fn write_all_queued(self: &Arc<Self>) {
+        self.drain(&mut self.writer.lock(), Hand::Committer);
+        // Whoever appended while we held the writer left it to us.
+        self.write_queued();
+    }
+
+    fn drain(self: &Arc<Self>, writer: &mut Writer, hand: Hand) {
+        loop {
+            if let Some(reason) = self.poison.get() {
+                return self.refuse_queued(&Refusal::Poisoned(reason.clone()));
+            }
+            let segment_bytes_max = self.rules.segment_bytes_max();
+            let full = writer.segment_bytes() >= segment_bytes_max;
+            let room = if full { segment_bytes_max } else { segment_bytes_max - writer.segment_bytes() };
+            match self.queue.take_batch(room) {
+                Batch::Empty => return,
+                Batch::Records(records) => self.write_records(writer, records, full, hand),
+                Batch::Verbatim(range) => self.write_verbatim(writer, range, hand),
+            }
+        }
+    }
+
+    /// Answers and forgets all that is queued.
+    pub(crate) fn refuse_queued(&self, refusal: &Refusal) {
+        for append in self.queue.take_all() {
+            self.unqueue(append.body_bytes());
+            refuse(append.into_ack(), refusal.clone());
+        }
+    }
+
+    /// After the committer is gone: all that waits is dropped unanswered, and so answered as such.
+    pub(crate) fn abandon(&self) {
+        for append in self.queue.take_all() {
+            self.unqueue(append.body_bytes());
+        }
+        *self.acks.lock() = AckQueue::new(self.cursors.written());
+    }
+
+    fn unqueue(&self, bytes: usize) {
+        self.shared.queued_bytes.fetch_sub(bytes, Ordering::Relaxed);
+    }
+
+    fn write_records(self: &Arc<Self>, writer: &mut Writer, records: Vec<NewRecord>, full: bool, hand: Hand) {
+        self.unqueue(records.iter().map(|record| record.body.len()).sum());
+        let written = (|| {
+            if full {
+                self.roll(writer)?;
+            }
+            let ids = self.take_ids(records.len())?;
+            self.write_parts(writer, &ids, &records)?;
+            Ok(ids)
+        })();
+        let ids = match written {
+            Ok(ids) => ids,
+            Err(error) => return answer_all(records.into_iter().map(|record| record.ack), &error),
+        };
+        let starts = record_starts(writer, records.iter().map(NewRecord::bytes));
+        writer.active.note_boundaries(starts.iter().copied());
+        let (base, count) = (writer.active.base, records.len() as u64);
+        let answers = records.into_iter().zip(ids).zip(starts).map(|((record, id), start)| {
+            let (bytes, offset) = (record.bytes(), base + u64::from(start));
+            (Appended { id, partition: self.id.number, offset, bytes }, record.ack)
+        });
+        self.publish(writer, answers, count, hand);
+    }
+
+    fn take_ids(&self, count: usize) -> Result<Vec<MessageId>, AppendError> {
+        let mut ids = Vec::with_capacity(count);
+        match self.shared.ids.take(count, |id| ids.push(id)) {
+            Ok(()) => Ok(ids),
+            Err(error) if error.disk_full => Err(Refusal::DiskFull(error.to_string()).into()),
+            Err(error) => Err(Refusal::Unavailable(error.to_string()).into()),
+        }
+    }
+
+    /// One gathering write of headers and bodies.
+    fn write_parts(&self, writer: &mut Writer, ids: &[MessageId], records: &[NewRecord]) -> Result<(), AppendError> {
+        let headers: Vec<[u8; RECORD_HEADER_BYTES as usize]> = records
+            .iter()
+            .zip(ids)
+            .map(|(record, id)| {
+                let length = record.body.len() as u32;
+                RecordHeader { length, checksum: record.checksum, id: *id, flag: record.flag }.encode()
+            })
+            .collect();
+        let mut parts = Vec::with_capacity(2 * records.len());
+        for (header, record) in headers.iter().zip(records) {
+            parts.push(IoSlice::new(header));
+            parts.push(IoSlice::new(&record.body));
+        }
+        self.write_bytes(writer, &mut parts)
+    }
+
+    fn write_verbatim(self: &Arc<Self>, writer: &mut Writer, range: Verbatim, hand: Hand) {
+        self.unqueue(range.bytes.len());
+        let headers = match self.check_verbatim(writer, &range) {
+            Ok(headers) => headers,
+            Err(error) => return refuse(range.ack, error),
+        };
+        let written = (|| {
+            if range.segment != writer.active.base {
+                self.roll(writer)?;
+            }
+            self.write_bytes(writer, &mut [IoSlice::new(&range.bytes)])
+        })();
+        if let Err(error) = written {
+            return range.ack.answer(Err(error));
+        }
+        let position = writer.segment_bytes() as u32;
+        writer.active.note_boundaries(headers.iter().map(|(at, _)| position + at));
+        for (_, header) in &headers {
+            self.shared.ids.found(header.id);
+        }
+        let id = headers.last().expect("an empty range was refused").1.id;
+        let (bytes, records) = (range.bytes.len() as u32, headers.len() as u64);
+        let appended = Appended { id, partition: self.id.number, offset: range.at, bytes };
+        self.publish(writer, std::iter::once((appended, range.ack)), records, hand);
+    }
+
+    fn check_verbatim(&self, writer: &Writer, range: &Verbatim) -> Result<Vec<(u32, RecordHeader)>, Refusal> {
+        if range.at != writer.end {
+            return Err(Refusal::NotAtEnd { at: range.at, end: writer.end });
+        }
+        let active = writer.active.base;
+        let begins_segment = range.segment == range.at && writer.segment_bytes() > 0;
+        if range.segment != active && !begins_segment {
+            return Err(Refusal::OtherSegment { segment: range.segment, active });
+        }
+        if range.bytes.is_empty() {
+            return Err(Refusal::Malformed("it is empty".to_string()));
+        }
+        let before = if begins_segment { 0 } else { writer.segment_bytes() };
+        if before + range.bytes.len() as u64 > u64::from(u32::MAX) {
+            return Err(Refusal::Malformed("no segment grows beyond 4 GiB".to_string()));
+        }
+        walk_headers(&range.bytes).map_err(Refusal::Malformed)
+    }
+
+    /// Puts bytes at the end of the active segment, or leaves the file as it was.
+    fn write_bytes(&self, writer: &mut Writer, parts: &mut [IoSlice<'_>]) -> Result<(), AppendError> {
+        let file = match &writer.unsynced_file {
+            Some(file) => file.clone(),
+            None => self.file_of(&writer.active).map_err(|error| {
+                let path = writer.active.path(&self.directory());
+                Refusal::Unavailable(format!("cannot open {}: {error}", path.display()))
+            })?,
+        };
+        match write_all_at(&*self.shared.disk, &file, writer.segment_bytes(), parts) {
+            Ok(()) => {
+                writer.unsynced_file = Some(file);
+                Ok(())
+            }
+            Err(error) => Err(self.write_failed(writer, &file, &error)),
+        }
+    }
+
+    /// Cuts off what a failed write left, durably: it was refused, so it must not come back. Only a full disk is
+    /// something to try again after.
+    fn write_failed(&self, writer: &Writer, file: &File, error: &io::Error) -> AppendError {
+        let path = writer.active.path(&self.directory());
+        let position = writer.segment_bytes();
+        let cut = {
+            let _turn = self.sync_turn.lock();
+            let disk = &self.shared.disk;
+            disk.set_len(file, position).and_then(|()| disk.sync_data(file))
+        };
+        if let Err(cut) = cut {
+            let path = path.display();
+            let reason =
+                format!("a write to {path} at {position} failed ({error}), and cutting off its rest too ({cut})");
+            self.poison(reason.clone());
+            return AppendError::Unknown(reason);
+        }
+        if is_disk_full(error) {
+            self.shared.metrics.disk_full.fetch_add(1, Ordering::Relaxed);
+            return Refusal::DiskFull(format!("{} at {position}: {error}", path.display())).into();
+        }
+        let reason = format!("a write to {} at {position} failed: {error}", path.display());
+        self.poison(reason.clone());
+        Refusal::Poisoned(reason).into()
+    }
+
+    /// Begins a new segment at the written end. The full one is synced first: after a power failure a file that follows
+    /// one cut short would not join it.
+    fn roll(&self, writer: &mut Writer) -> Result<(), AppendError> {
+        if let Some(file) = writer.unsynced_file.take()
+            && !self.sync_file(&file, writer.end, FlushCause::Roll)
+        {
+            let reason = self.poison.get().cloned().unwrap_or_default();
+            return Err(Refusal::Poisoned(reason).into());
+        }
+        writer.unsynced_records = 0;
+        let segment = Arc::new(Segment::new(writer.end));
+        let directory = self.directory();
+        let path = segment.path(&directory);
+        let file = self.shared.disk.create_new(&path).map_err(|error| {
+            let text = format!("cannot create {}: {error}", path.display());
+            if is_disk_full(&error) { Refusal::DiskFull(text) } else { Refusal::Unavailable(text) }
+        })?;
+        // The name must last before an answer tells of bytes in it.
+        if let Err(error) = self.shared.disk.sync_dir(&directory) {
+            let reason = format!("cannot sync {}: {error}", directory.display());
+            self.poison(reason.clone());
+            return Err(Refusal::Poisoned(reason).into());
+        }
+        self.shared.files.keep(&segment, Arc::new(file));
+        let mut segments = self.segments.load().to_vec();
+        segments.push(segment.clone());
+        self.segments.store(Arc::new(segments));
+        self.shared.metrics.rolls.fetch_add(1, Ordering::Relaxed);
+        writer.active = segment;
+        Ok(())
+    }
+
+    /// Makes what was just written count: position, index, counters, answers, and the sync it calls for.
+    fn publish(
+        self: &Arc<Self>,
+        writer: &mut Writer,
+        answers: impl Iterator<Item = (Appended, Ack)>,
+        records: u64,
+        hand: Hand,
+    ) {
+        let level = self.rules.level();
+        let start = writer.end;
+        let now_safe = level == FlushLevel::Os && self.cursors.durable() >= writer.promised;
+        {
+            let mut acks = self.acks.lock();
+            for (appended, ack) in answers {
+                writer.end = appended.offset + u64::from(appended.bytes);
+                acks.push(appended, ack);
+            }
+            self.records.fetch_add(records, Ordering::Relaxed);
+            self.shared.metrics.count_write(records, writer.end.bytes_since(start));
+            self.cursors.publish_written(writer.end);
+            if now_safe {
+                acks.on_local(writer.end);
+            } else if let Some(reason) = self.poison.get() {
+                acks.fail_beyond(self.cursors.durable(), reason);
+            }
+        }
+        if !now_safe {
+            writer.promised = writer.end;
+            if hand == Hand::Appender {
+                self.want(Wants::Commit);
+            }
+            return;
+        }
+        writer.unsynced_records += records;
+        if writer.unsynced_records > u64::from(self.rules.threshold()) {
+            self.want(Wants::Threshold);
+        }
+        if !self.interval_runs.swap(true, Ordering::SeqCst) {
+            self.shared.committer.sync_after(self, self.rules.interval());
+        }
+    }
+
+    /// Syncs what is written at this moment. Appends go on meanwhile.
+    pub(crate) fn sync(self: &Arc<Self>, cause: FlushCause) {
+        let (file, end) = {
+            let mut writer = self.writer.lock();
+            let Some(file) = writer.unsynced_file.clone() else { return };
+            writer.unsynced_records = 0;
+            (file, writer.end)
+        };
+        if !self.sync_file(&file, end, cause) {
+            return self.write_queued();
+        }
+        let mut writer = self.writer.lock();
+        if writer.end == end {
+            writer.unsynced_file = None;
+        }
+    }
+
+    /// Makes the bytes up to `end` durable, which were written through `file`, and tells whoever waits for that.
+    /// False: the partition is poisoned.
+    fn sync_file(&self, file: &File, end: Offset, cause: FlushCause) -> bool {
+        {
+            let _turn = self.sync_turn.lock();
+            if self.poison.get().is_some() {
+                return false;
+            }
+            if end <= self.cursors.durable() {
+                return true;
+            }
+            let started = Instant::now();
+            if let Err(error) = self.shared.disk.sync_data(file) {
+                let directory = self.directory();
+                self.poison(format!("a sync in {} failed: {error}", directory.display()));
+                return false;
+            }
+            self.shared.metrics.count_sync(cause, started.elapsed());
+            self.cursors.publish_durable(end);
+        }
+        self.acks.lock().on_local(end);
+        self.wake_readers();
+        true
+    }
+
+    /// Ends writing to this partition until the store is opened again; reading goes on. What was written and not synced
+    /// is answered as unknown, what is queued is refused by whoever drains next.
+    fn poison(&self, reason: String) {
+        if self.poison.set(reason.clone()).is_err() {
+            return;
+        }
+        self.shared.metrics.poisoned.fetch_add(1, Ordering::Relaxed);
+        tracing::error!(partition = %self.id, reason, "disk error: the partition is read-only until a restart");
+        self.acks.lock().fail_beyond(self.cursors.durable(), &reason);
+    }
+}
+
+/// Where in the active segment records of these lengths start that were written at its end.
+fn record_starts(writer: &Writer, lengths: impl Iterator<Item = u32>) -> Vec<u32> {
+    let mut next = writer.segment_bytes() as u32;
+    let starts = lengths.map(|bytes| {
+        let start = next;
+        next += bytes;
+        start
+    });
+    starts.collect()
+}
+
+fn is_disk_full(error: &io::Error) -> bool {
+    matches!(error.kind(), ErrorKind::StorageFull | ErrorKind::QuotaExceeded)
+}
+
+fn answer_all(acks: impl Iterator<Item = Ack>, error: &AppendError) {
+    for ack in acks {
+        ack.answer(Err(error.clone()));
+    }
+}

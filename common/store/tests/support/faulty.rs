@@ -1,0 +1,209 @@
+//! A disk that fails when told to, and that forgets what was not synced when the power goes.
+
+use metaq_store::{Disk, OsDisk};
+use std::collections::HashMap;
+use std::fs::{self, File};
+use std::io::{self, ErrorKind, IoSlice};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+
+/// What goes wrong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Fault {
+    /// Writes take this many more bytes, then the disk is full; the last one is short.
+    FullAfter(u64),
+    /// The next write stores half and fails.
+    WriteError,
+    /// The next write stores half and says so.
+    ShortWrite,
+    SyncError,
+    SetLenError,
+    /// Every change from now on fails: the process is as good as dead.
+    Dead,
+}
+
+#[derive(Default)]
+struct State {
+    faults: Vec<Fault>,
+    /// Changes until [`Fault::Dead`] sets in.
+    changes_left: Option<u64>,
+    changes: u64,
+    /// Bytes of each file (by inode) that survive a power failure.
+    synced: HashMap<u64, u64>,
+    /// Files whose names do not survive one.
+    unsynced_names: Vec<PathBuf>,
+    syncs: u64,
+}
+
+#[derive(Default)]
+pub(crate) struct FaultyDisk {
+    state: Mutex<State>,
+}
+
+impl FaultyDisk {
+    pub(crate) fn add(&self, fault: Fault) {
+        self.state.lock().unwrap().faults.push(fault);
+    }
+
+    pub(crate) fn heal(&self) {
+        self.state.lock().unwrap().faults.clear();
+    }
+
+    /// The process dies at this many changes from now.
+    pub(crate) fn die_after(&self, changes: u64) {
+        self.state.lock().unwrap().changes_left = Some(changes);
+    }
+
+    pub(crate) fn changes(&self) -> u64 {
+        self.state.lock().unwrap().changes
+    }
+
+    pub(crate) fn syncs(&self) -> u64 {
+        self.state.lock().unwrap().syncs
+    }
+
+    /// Leaves in `root` what is sure to survive: synced bytes under synced names.
+    pub(crate) fn power_failure(&self, root: &Path) {
+        let state = self.state.lock().unwrap();
+        for name in &state.unsynced_names {
+            let _ = fs::remove_file(name);
+        }
+        for directory in fs::read_dir(root).unwrap() {
+            let Ok(files) = fs::read_dir(directory.unwrap().path()) else { continue };
+            for file in files {
+                let path = file.unwrap().path();
+                let metadata = fs::metadata(&path).unwrap();
+                if let Some(synced) = state.synced.get(&metadata.ino()).filter(|synced| **synced < metadata.len()) {
+                    fs::OpenOptions::new().write(true).open(&path).unwrap().set_len(*synced).unwrap();
+                }
+            }
+        }
+    }
+
+    fn change(&self) -> io::Result<std::sync::MutexGuard<'_, State>> {
+        let mut state = self.state.lock().unwrap();
+        state.changes += 1;
+        match &mut state.changes_left {
+            Some(0) => return Err(dead()),
+            Some(left) => *left -= 1,
+            None => {}
+        }
+        if state.faults.contains(&Fault::Dead) { Err(dead()) } else { Ok(state) }
+    }
+}
+
+fn dead() -> io::Error {
+    io::Error::other("the process is dead")
+}
+
+impl State {
+    fn take(&mut self, fault: Fault) -> bool {
+        let place = self.faults.iter().position(|other| *other == fault);
+        place.map(|place| self.faults.remove(place)).is_some()
+    }
+
+    fn write(&mut self, file: &File, position: u64, parts: &[IoSlice<'_>], bytes: usize) -> io::Result<usize> {
+        let all: Vec<u8> = parts.iter().flat_map(|part| part.iter().copied()).take(bytes).collect();
+        let ino = file.metadata()?.ino();
+        let length = file.metadata()?.len();
+        self.synced.entry(ino).or_insert(length);
+        let mut written = 0;
+        while written < all.len() {
+            written += OsDisk.write_at(file, position + written as u64, &[IoSlice::new(&all[written..])])?;
+        }
+        Ok(written)
+    }
+}
+
+impl Disk for FaultyDisk {
+    fn create_dir(&self, path: &Path) -> io::Result<()> {
+        let _state = self.change()?;
+        OsDisk.create_dir(path)
+    }
+
+    fn create_new(&self, path: &Path) -> io::Result<File> {
+        let mut state = self.change()?;
+        if state.faults.contains(&Fault::FullAfter(0)) {
+            return Err(ErrorKind::StorageFull.into());
+        }
+        let file = OsDisk.create_new(path)?;
+        state.synced.insert(file.metadata()?.ino(), 0);
+        state.unsynced_names.push(path.to_path_buf());
+        Ok(file)
+    }
+
+    fn open(&self, path: &Path) -> io::Result<File> {
+        OsDisk.open(path)
+    }
+
+    fn write_at(&self, file: &File, position: u64, parts: &[IoSlice<'_>]) -> io::Result<usize> {
+        let mut state = self.change()?;
+        let bytes: usize = parts.iter().map(|part| part.len()).sum();
+        if state.take(Fault::WriteError) {
+            state.write(file, position, parts, bytes / 2)?;
+            return Err(io::Error::other("injected write error"));
+        }
+        if state.take(Fault::ShortWrite) {
+            return state.write(file, position, parts, bytes.div_ceil(2));
+        }
+        let left = state.faults.iter().find_map(|fault| match fault {
+            Fault::FullAfter(left) => Some(*left),
+            _ => None,
+        });
+        match left {
+            Some(0) => Err(ErrorKind::StorageFull.into()),
+            Some(left) => {
+                let bytes = bytes.min(left as usize);
+                state.take(Fault::FullAfter(left));
+                state.faults.push(Fault::FullAfter(left - bytes as u64));
+                state.write(file, position, parts, bytes)
+            }
+            None => state.write(file, position, parts, bytes),
+        }
+    }
+
+    fn sync_data(&self, file: &File) -> io::Result<()> {
+        let mut state = self.change()?;
+        if state.take(Fault::SyncError) {
+            return Err(io::Error::other("injected sync error"));
+        }
+        state.syncs += 1;
+        let metadata = file.metadata()?;
+        state.synced.insert(metadata.ino(), metadata.len());
+        Ok(())
+    }
+
+    fn sync_dir(&self, path: &Path) -> io::Result<()> {
+        let mut state = self.change()?;
+        state.unsynced_names.retain(|name| name.parent() != Some(path));
+        Ok(())
+    }
+
+    fn set_len(&self, file: &File, length: u64) -> io::Result<()> {
+        let mut state = self.change()?;
+        if state.take(Fault::SetLenError) {
+            return Err(io::Error::other("injected truncation error"));
+        }
+        let synced = state.synced.entry(file.metadata()?.ino()).or_insert(length);
+        *synced = (*synced).min(length);
+        OsDisk.set_len(file, length)
+    }
+
+    fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
+        let mut state = self.change()?;
+        for name in &mut state.unsynced_names {
+            if name == from {
+                *name = to.to_path_buf();
+            }
+        }
+        OsDisk.rename(from, to)
+    }
+
+    fn remove(&self, path: &Path) -> io::Result<()> {
+        let _state = self.change()?;
+        OsDisk.remove(path)
+    }
+
+    fn forget_cached(&self, _file: &File) {}
+}
