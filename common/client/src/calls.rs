@@ -7,7 +7,8 @@ use std::sync::{Mutex, MutexGuard};
 use std::time::Duration;
 use tokio::sync::{Notify, Semaphore, SemaphorePermit, oneshot};
 
-/// Requests that may be outstanding on one connection; one more waits for an answer to another.
+/// Requests that may be outstanding on one connection unless it was made for more; one more waits for an answer to
+/// another.
 pub const OUTSTANDING_MAX: usize = 1024;
 
 /// Bytes of bodies that may be outstanding on one connection; a longer body goes alone.
@@ -41,14 +42,14 @@ struct State {
 }
 
 impl Calls {
-    pub(crate) fn new(addr: String) -> Calls {
+    pub(crate) fn new(addr: String, outstanding_max: usize) -> Calls {
         let state = State { out: BytesMut::new(), waiting: HashMap::new(), next: Opaque(i32::MIN), ended: None };
         Calls {
             addr,
             state: Mutex::new(state),
             written: Notify::new(),
             ended: Notify::new(),
-            slots: Semaphore::new(OUTSTANDING_MAX),
+            slots: Semaphore::new(outstanding_max),
             body_bytes: Semaphore::new(OUTSTANDING_BYTES_MAX),
         }
     }
@@ -190,7 +191,7 @@ mod tests {
     /// Nobody writes here, as if the peer did not read: what was given up must not gather for ever.
     #[tokio::test]
     async fn requests_that_were_given_up_do_not_gather_without_a_bound() {
-        let calls = Calls::new("h:1".to_owned());
+        let calls = Calls::new("h:1".to_owned(), OUTSTANDING_MAX);
         let body = vec![0; OUTSTANDING_BYTES_MAX / 4];
         let mut stuck = 0;
         for _ in 0..100 {
@@ -204,7 +205,7 @@ mod tests {
 
     #[test]
     fn opaques_count_up_from_the_bottom_and_begin_anew_near_the_top() {
-        let calls = Calls::new(String::new());
+        let calls = Calls::new(String::new(), OUTSTANDING_MAX);
         let mut state = calls.lock();
         assert_eq!(state.next_opaque(), Opaque(i32::MIN));
         assert_eq!(state.next_opaque(), Opaque(i32::MIN + 1));

@@ -1,4 +1,4 @@
-use crate::calls::Calls;
+use crate::calls::{Calls, OUTSTANDING_MAX};
 use crate::connection;
 use crate::error::ClientError;
 use bytes::Bytes;
@@ -61,6 +61,11 @@ pub enum GetAnswer {
 impl Client {
     /// Connects to `host:port` or `meta://host:port`, within `timeout`.
     pub async fn connect(addr: &str, timeout: Duration) -> Result<Client, ClientError> {
+        Client::connect_for(addr, timeout, OUTSTANDING_MAX).await
+    }
+
+    /// The same for `outstanding_max` requests at a time; for who keeps a long poll for each of many partitions.
+    pub async fn connect_for(addr: &str, timeout: Duration, outstanding_max: usize) -> Result<Client, ClientError> {
         let connecting = async {
             let stream = TcpStream::connect(host_and_port(addr)).await?;
             tcp::tune(&stream)?;
@@ -75,7 +80,7 @@ impl Client {
                 return Err(ClientError::Connect { addr: addr.to_owned(), source });
             }
         };
-        let calls = Arc::new(Calls::new(addr.to_owned()));
+        let calls = Arc::new(Calls::new(addr.to_owned(), outstanding_max));
         let task = tokio::spawn(connection::run(stream, calls.clone())).abort_handle();
         Ok(Client { connection: Arc::new(Connection { calls, task }), timeout: REQUEST_TIMEOUT })
     }
