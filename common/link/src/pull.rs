@@ -24,6 +24,8 @@ const FAULT_PAUSE_MAX: Duration = Duration::from_secs(2);
 pub struct Pull {
     log: Log,
     stop: Option<Stop>,
+    /// What keeps it from going on at the moment, when that is not the master's silence.
+    trouble: Option<String>,
     /// The furthest end of the master this slave has heard of.
     master_end: Option<Offset>,
     /// Bytes came without word of the master's end: more may wait.
@@ -87,8 +89,8 @@ pub enum Answer {
     },
     /// 301: go on there.
     Moved(Offset),
-    /// An answer that says nothing about the log (overload, a closed partition, an error text).
-    Refused,
+    /// An answer that says nothing about the log: overload, a closed partition, an error; in its words.
+    Refused(String),
 }
 
 /// What the driver does next.
@@ -109,7 +111,7 @@ pub enum Step {
 
 impl Pull {
     pub fn new(log: Log) -> Pull {
-        Pull { log, stop: None, master_end: None, more: false, needed_bytes: None, faults: 0, misses: 0 }
+        Pull { log, stop: None, trouble: None, master_end: None, more: false, needed_bytes: None, faults: 0, misses: 0 }
     }
 
     pub fn log(&self) -> Log {
@@ -126,6 +128,11 @@ impl Pull {
 
     pub fn stopped(&self) -> Option<&Stop> {
         self.stop.as_ref()
+    }
+
+    /// For a person: why it has stopped, or what it is waiting for out of the ordinary.
+    pub fn note(&self) -> Option<String> {
+        self.stop.as_ref().map(ToString::to_string).or_else(|| self.trouble.clone())
     }
 
     pub fn master_end(&self) -> Option<Offset> {
@@ -171,9 +178,10 @@ impl Pull {
             },
             Answer::NoPartition { early } => self.nothing(early, delay_max),
             Answer::Moved(to) => self.moved(to),
-            Answer::Refused => {
-                self.faults = self.faults.saturating_add(1);
-                Step::Pause(fault_pause(self.faults))
+            Answer::Refused(text) => {
+                self.trouble = Some(format!("the master answers: {text}"));
+                self.misses = (self.misses + 1).min(10);
+                Step::Pause(fault_pause(self.misses))
             }
         }
     }
@@ -191,11 +199,18 @@ impl Pull {
         assert!(self.position() <= end, "a log does not become shorter by an append");
         self.log = Log::Present { first, end };
         self.needed_bytes = None;
+        self.trouble = None;
         self.faults = 0;
         self.misses = 0;
     }
 
-    /// The slave's own store refused to create or to append.
+    /// The slave's own store refused for now, and holds what it held before: the same is fetched and tried again.
+    pub fn on_local_trouble(&mut self, reason: String) -> Step {
+        self.trouble = Some(format!("waiting: {reason}"));
+        Step::Pause(FAULT_PAUSE_MAX)
+    }
+
+    /// The slave's own store refused for good.
     pub fn on_local_failure(&mut self, reason: String) {
         self.stop = Some(Stop::Local { at: self.position(), reason });
     }
@@ -207,6 +222,7 @@ impl Pull {
     fn nothing(&mut self, early: bool, delay_max: Duration) -> Step {
         self.faults = 0;
         self.more = false;
+        self.trouble = None;
         if !early {
             self.misses = 0;
             return Step::Get;
@@ -532,6 +548,19 @@ mod tests {
         let mut pull = present(0, 0);
         let length = Bytes::from(vec![0x7f; 20]);
         assert!(matches!(pull.on_answer(value(length, 0, 64), DELAY), Step::Pause(_)), "2 GiB are not asked for");
+    }
+
+    #[test]
+    fn what_passes_by_itself_is_noted_and_tried_again() {
+        let mut pull = present(0, 0);
+        assert!(matches!(pull.on_answer(Answer::Refused("busy".into()), DELAY), Step::Pause(_)));
+        assert_eq!(pull.note().as_deref(), Some("the master answers: busy"));
+        assert!(matches!(pull.on_answer(value(records(1), 0, 30), DELAY), Step::Append { .. }));
+        assert!(matches!(pull.on_local_trouble("disk full".into()), Step::Pause(_)));
+        assert_eq!((pull.note().as_deref(), pull.position()), (Some("waiting: disk full"), at(0)));
+        assert!(matches!(pull.on_answer(value(records(1), 0, 30), DELAY), Step::Append { .. }));
+        pull.on_appended(at(30));
+        assert_eq!((pull.note(), pull.stopped()), (None, None));
     }
 
     #[test]

@@ -1,0 +1,142 @@
+//! Runs the copying of a whole broker: the only place of this crate with sockets, tasks and clocks.
+//!
+//! One connection to the master carries everything: the greeting, a long poll for new partitions that doubles as
+//! keep-alive, and one get a partition. Partitions are independent: each has a task that sends a get, waits for its
+//! answer, appends it, and sends the next one only after the append was acknowledged. When the connection ends, all
+//! tasks end first (appends in flight included), so that the next connection starts from the true ends of the logs.
+//!
+//! Memory is bounded: a get whose bytes are known to wait takes its size out of a budget before it is sent; a get that
+//! only listens asks for its share of a second one.
+
+mod append;
+mod follow;
+mod recorder;
+mod session;
+mod status;
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use metaq_store::{PartitionRules, Store};
+use metaq_types::{PartitionId, SlaveId};
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+use tracing::{info, warn};
+
+pub use status::{LinkState, LinkStatus, PartitionStatus};
+
+use recorder::Recorder;
+use session::SessionEnd;
+use status::Board;
+
+const RECONNECT_PAUSE_MIN: Duration = Duration::from_millis(50);
+const RECONNECT_PAUSE_MAX: Duration = Duration::from_secs(1);
+
+/// What a link is made of.
+pub struct LinkOptions {
+    pub slave_id: SlaveId,
+    /// The name under which this slave reads (`slaveGroup`).
+    pub group: String,
+    /// `slaveMaxDelayInMills`: the longest poll, and the longest pause behind a master that does not wait.
+    pub delay_max: Duration,
+    pub store: Arc<Store>,
+    /// The rules for a partition's log by the configuration of this moment.
+    pub rules: Arc<dyn Fn(&PartitionId) -> PartitionRules + Send + Sync>,
+    /// Partitions to follow even before the master has them; those it lists are followed in any case.
+    pub wanted: watch::Receiver<BTreeSet<PartitionId>>,
+    /// Where the master is (`meta://host:port`), while that is known.
+    pub master: watch::Receiver<Option<String>>,
+    /// Where the record for a promotion is kept; see [`crate::promotion`].
+    pub data_path: std::path::PathBuf,
+}
+
+/// A running link. It goes on for ever, whether or not there is a master; [`Link::close`] ends it.
+pub struct Link {
+    board: Arc<Board>,
+    cancel: CancellationToken,
+    task: JoinHandle<()>,
+}
+
+impl Link {
+    /// Returns at once.
+    pub fn start(options: LinkOptions) -> Link {
+        let board = Arc::new(Board::new(&options));
+        let cancel = CancellationToken::new();
+        let task = tokio::spawn(run(options, Arc::clone(&board), cancel.clone()));
+        Link { board, cancel, task }
+    }
+
+    pub fn status(&self) -> LinkStatus {
+        self.board.status()
+    }
+
+    /// A cheap handle that outlives the borrow, for whoever shows the status.
+    pub fn status_source(&self) -> impl Fn() -> LinkStatus + Send + Sync + Clone + 'static + use<> {
+        let board = Arc::clone(&self.board);
+        move || board.status()
+    }
+
+    /// Ends the connection, waits for the appends in flight and writes the record. The store must still be open.
+    pub async fn close(self) {
+        self.cancel.cancel();
+        if let Err(error) = self.task.await {
+            warn!(%error, "the link ended badly");
+        }
+    }
+}
+
+async fn run(options: LinkOptions, board: Arc<Board>, cancel: CancellationToken) {
+    let recorder = Recorder::start(options.data_path.clone(), Arc::clone(&board));
+    let options = Arc::new(options);
+    let mut master = options.master.clone();
+    let mut pause = RECONNECT_PAUSE_MIN;
+    let mut said = String::new();
+    while !cancel.is_cancelled() {
+        let Some(uri) = next_master(&mut master, &board, &cancel).await else { break };
+        board.connecting(&uri);
+        let end = session::run(&options, &board, &uri, &mut master, &cancel).await;
+        pause = if end.connected { RECONNECT_PAUSE_MIN } else { (pause * 2).min(RECONNECT_PAUSE_MAX) };
+        board.lost(&end.reason);
+        say_once(&mut said, &uri, &end, &cancel);
+        tokio::select! {
+            () = tokio::time::sleep(pause) => {}
+            () = cancel.cancelled() => {}
+        }
+    }
+    recorder.finish().await;
+}
+
+/// Waits until a master is known.
+async fn next_master(
+    master: &mut watch::Receiver<Option<String>>,
+    board: &Board,
+    cancel: &CancellationToken,
+) -> Option<String> {
+    loop {
+        let known = master.borrow_and_update().clone();
+        if let Some(uri) = known {
+            return Some(uri);
+        }
+        board.without_master();
+        tokio::select! {
+            changed = master.changed() => changed.ok()?,
+            () = cancel.cancelled() => return None,
+        }
+    }
+}
+
+/// One line a change: a master that stays away is reported when it goes and when the reason changes.
+fn say_once(said: &mut String, uri: &str, end: &SessionEnd, cancel: &CancellationToken) {
+    let text = format!("{uri}: {}", end.reason);
+    if cancel.is_cancelled() || (*said == text && !end.connected) {
+        return;
+    }
+    if end.moved {
+        info!(master = uri, "leaving this master: {}", end.reason);
+    } else {
+        warn!(master = uri, "not following the master, trying again for ever: {}", end.reason);
+    }
+    *said = text;
+}

@@ -1,0 +1,258 @@
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use bytes::Bytes;
+use metaq_client::{Client, ClientError, GetAnswer};
+use metaq_store::{AppendError, CreateError, Partition, Refusal};
+use metaq_types::limits::{LONG_POLL_MAX, TRANSFER_BYTES_MIN};
+use metaq_types::{Offset, PartitionId};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+use tracing::warn;
+
+use super::LinkOptions;
+use super::append;
+use super::status::{Board, Cell};
+use crate::pull::{Answer, Log, NextGet, Pull, Step};
+
+/// What a get asks for when its bytes are known to wait.
+const FETCH_BYTES: u32 = 1024 * 1024;
+
+/// Bytes that gets with waiting bytes may have in flight, until they are appended.
+const WAITING_BYTES_MAX: u32 = 64 * 1024 * 1024;
+
+/// Bytes that all listening gets together ask for: their master may answer all of them in one instant.
+const LISTENING_BYTES_MAX: u32 = 32 * 1024 * 1024;
+
+/// A listening get asks for no less, however many there are: a small message should come with the first answer.
+const LISTENING_BYTES_MIN: u32 = 2 * 1024;
+
+/// A get that is not answered for this long beyond its wait is given up; the keep-alive decides about the connection.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
+
+const BUDGET_UNIT_BYTES: u32 = 1024;
+
+/// Bounds the memory of a link.
+pub(super) struct Budget {
+    waiting: Arc<Semaphore>,
+    listeners: AtomicUsize,
+}
+
+impl Default for Budget {
+    fn default() -> Budget {
+        let units = (WAITING_BYTES_MAX / BUDGET_UNIT_BYTES) as usize;
+        Budget { waiting: Arc::new(Semaphore::new(units)), listeners: AtomicUsize::new(1) }
+    }
+}
+
+impl Budget {
+    pub(super) fn set_listeners(&self, listeners: usize) {
+        self.listeners.store(listeners.max(1), Ordering::Relaxed);
+    }
+
+    fn listening_bytes(&self) -> u32 {
+        let listeners = u32::try_from(self.listeners.load(Ordering::Relaxed)).unwrap_or(u32::MAX);
+        (LISTENING_BYTES_MAX / listeners).clamp(LISTENING_BYTES_MIN, FETCH_BYTES)
+    }
+
+    /// Waits until `bytes` may be asked for. Cancel-safe.
+    async fn take(&self, bytes: u32) -> OwnedSemaphorePermit {
+        let units = bytes.min(WAITING_BYTES_MAX).div_ceil(BUDGET_UNIT_BYTES);
+        Arc::clone(&self.waiting).acquire_many_owned(units).await.expect("the budget is never closed")
+    }
+}
+
+/// One partition being followed over one connection.
+pub(super) struct Follow {
+    pub(super) options: Arc<LinkOptions>,
+    pub(super) board: Arc<Board>,
+    pub(super) cell: Arc<Cell>,
+    pub(super) client: Client,
+    pub(super) budget: Arc<Budget>,
+    pub(super) stop: CancellationToken,
+    pub(super) partition: PartitionId,
+    /// First offset and end, when the master listed the partition.
+    pub(super) listed: Option<(Offset, Offset)>,
+}
+
+/// Follows until told to stop, until the partition stops by itself, or until the connection is gone. Never abandons an
+/// append: its outcome is waited for.
+pub(super) async fn run(follow: Follow) {
+    let mut log = follow.local();
+    let mut pull = Pull::new(match &log {
+        None => Log::Absent { from: Offset::ZERO },
+        Some(log) => Log::Present { first: log.positions().kept, end: log.positions().written },
+    });
+    if let Some((first, end)) = follow.listed {
+        pull.on_listing(first, end);
+    }
+    follow.board.update(&follow.cell, &pull, follow.listed.is_some());
+    while let Some(get) = pull.next_get() {
+        let answered = tokio::select! {
+            answered = follow.ask(get) => answered,
+            () = follow.stop.cancelled() => return,
+        };
+        // The permit is held until the bytes are appended.
+        let Some((answer, _permit)) = answered else { return };
+        let step = pull.on_answer(answer, follow.options.delay_max);
+        follow.board.update(&follow.cell, &pull, true);
+        let pause = follow.take(step, &mut pull, &mut log).await;
+        follow.board.update(&follow.cell, &pull, false);
+        if let Some(pause) = pause {
+            follow.pause(pause).await;
+        }
+    }
+    if let Some(stop) = pull.stopped() {
+        warn!(partition = %follow.partition, "the partition is no longer copied: {stop}");
+    }
+}
+
+/// Why something was not stored.
+enum Failure {
+    /// Nothing was changed, and it may go well in a moment.
+    Passing(String),
+    Lasting(String),
+}
+
+impl From<AppendError> for Failure {
+    fn from(error: AppendError) -> Failure {
+        let text = error.to_string();
+        match error {
+            AppendError::Refused(Refusal::DiskFull(_) | Refusal::Unavailable(_) | Refusal::Overloaded { .. }) => {
+                Failure::Passing(text)
+            }
+            AppendError::Refused(_) | AppendError::Unknown(_) | AppendError::Dropped => Failure::Lasting(text),
+        }
+    }
+}
+
+impl Follow {
+    fn local(&self) -> Option<Arc<Partition>> {
+        let number = i32::try_from(self.partition.number).ok()?;
+        self.options.store.get(&self.partition.topic, number)
+    }
+
+    /// Does one step; answers how long to wait before the next get.
+    async fn take(&self, step: Step, pull: &mut Pull, log: &mut Option<Arc<Partition>>) -> Option<Duration> {
+        let done = match step {
+            Step::Get | Step::Stop => return None,
+            Step::Pause(pause) => return Some(pause),
+            Step::Create { first } => self.create(first).await.map(|created| {
+                *log = Some(created);
+                pull.on_created(first);
+            }),
+            Step::Append { at, segment, bytes } => match self.segment(at, segment).await {
+                None => return Some(self.options.delay_max),
+                Some(segment) => self.append(log, at, segment, bytes).await.map(|end| pull.on_appended(end)),
+            },
+        };
+        match done {
+            Ok(()) => None,
+            Err(Failure::Passing(reason)) => match pull.on_local_trouble(reason) {
+                Step::Pause(pause) => Some(pause),
+                _ => None,
+            },
+            Err(Failure::Lasting(reason)) => {
+                pull.on_local_failure(reason);
+                None
+            }
+        }
+    }
+
+    /// Ends early when told to stop.
+    async fn pause(&self, pause: Duration) {
+        tokio::select! {
+            () = tokio::time::sleep(pause) => {}
+            () = self.stop.cancelled() => {}
+        }
+    }
+
+    /// Sends one get; `None` when the connection is gone. Cancelling it abandons only the answer.
+    async fn ask(&self, get: NextGet) -> Option<(Answer, Option<OwnedSemaphorePermit>)> {
+        let (bytes, permit, wait) = if get.waiting {
+            let bytes = FETCH_BYTES.max(get.bytes_min);
+            (bytes, Some(self.budget.take(bytes).await), None)
+        } else {
+            let bytes = self.budget.listening_bytes().max(get.bytes_min).max(TRANSFER_BYTES_MIN);
+            (bytes, None, Some(self.options.delay_max.min(LONG_POLL_MAX)))
+        };
+        let max_bytes = i32::try_from(bytes).unwrap_or(i32::MAX);
+        let asked = Instant::now();
+        let number = i32::try_from(self.partition.number).ok()?;
+        let (topic, group) = (&self.partition.topic, &self.options.group);
+        let answer = self.client.get(topic, group, number, get.offset.wire(), max_bytes, wait);
+        let answered = tokio::time::timeout(wait.unwrap_or_default() + ANSWER_TIMEOUT, answer).await;
+        // Anything but most of the wait: a master that does not know `wait=`, or has too many waiting.
+        let early = || wait.is_none_or(|wait| asked.elapsed() < wait.mul_f32(0.8));
+        let answer = match answered {
+            Ok(Ok(GetAnswer::Value { body, extra })) => Answer::Value { body, extra },
+            Ok(Ok(GetAnswer::NotYet)) => Answer::Nothing { early: early() },
+            Ok(Ok(GetAnswer::NoPartition)) => Answer::NoPartition { early: early() },
+            Ok(Ok(GetAnswer::Moved(to))) => Answer::Moved(to),
+            Ok(Err(ClientError::Answer { code, text })) => Answer::Refused(format!("{code} {text}")),
+            Ok(Err(ClientError::Timeout { .. })) | Err(_) => Answer::Refused("nothing in time".to_owned()),
+            Ok(Err(_)) => return None,
+        };
+        Some((answer, permit))
+    }
+
+    /// The start of the master's segment that holds `at`; a master that does not say it in the answer is asked
+    /// (`offset` with an offset inside the log answers with it). `None` when it cannot be known now.
+    async fn segment(&self, at: Offset, told: Option<Offset>) -> Option<Offset> {
+        if told.is_some() {
+            return told;
+        }
+        let number = i32::try_from(self.partition.number).ok()?;
+        let (topic, group) = (&self.partition.topic, &self.options.group);
+        let question = self.client.offset(topic, group, number, at.wire());
+        match tokio::time::timeout(ANSWER_TIMEOUT, question).await {
+            Ok(Ok(Some(segment))) if segment <= at => Some(segment),
+            _ => None,
+        }
+    }
+
+    async fn create(&self, first: Offset) -> Result<Arc<Partition>, Failure> {
+        let (options, id) = (Arc::clone(&self.options), self.partition.clone());
+        let created = tokio::task::spawn_blocking(move || {
+            let rules = (options.rules)(&id);
+            options.store.get_or_create(&id, &rules, first).map_err(|error| match error {
+                CreateError::Io { .. } => Failure::Passing(error.to_string()),
+                CreateError::Closing | CreateError::Failed { .. } => Failure::Lasting(error.to_string()),
+            })
+        });
+        let log = match created.await {
+            Ok(created) => created?,
+            Err(error) => std::panic::resume_unwind(error.into_panic()),
+        };
+        let written = log.positions().written;
+        if written != first {
+            let there = format!("a log that ends at {written} is there already, where a new one at {first} was due");
+            return Err(Failure::Lasting(there));
+        }
+        Ok(log)
+    }
+
+    /// Appends and waits until it is as safe as the topic's rule asks; answers the log's new end.
+    async fn append(
+        &self,
+        log: &mut Option<Arc<Partition>>,
+        at: Offset,
+        segment: Offset,
+        bytes: Bytes,
+    ) -> Result<Offset, Failure> {
+        let partition = match log {
+            Some(partition) => partition,
+            None => log.insert(self.create(at).await?),
+        };
+        let end = at + bytes.len() as u64;
+        let (ack, outcome) = append::ack();
+        partition.append_verbatim(at, segment, bytes, ack);
+        match outcome.await {
+            Ok(Ok(_)) => Ok(end),
+            Ok(Err(error)) => Err(error.into()),
+            Err(_) => Err(Failure::Lasting("the append was never answered".to_owned())),
+        }
+    }
+}

@@ -1,0 +1,233 @@
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use metaq_client::{Client, ClientError};
+use metaq_types::limits::{CONNECTION_PARKED_MAX, LONG_POLL_MAX};
+use metaq_types::{MessageId, PartitionId};
+use metaq_wire::{Greeting, Role, Text};
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+use tracing::info;
+
+use super::LinkOptions;
+use super::follow::{self, Budget, Follow};
+use super::status::Board;
+use crate::listing::{self, Listed};
+
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
+
+/// A master that does not answer a keep-alive for this long beyond its wait is taken for gone.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
+
+const KEEP_ALIVE_WAIT: Duration = Duration::from_secs(1);
+
+/// How a session ended; it never ends well, since a link has no end of its own.
+pub(super) struct SessionEnd {
+    pub(super) reason: String,
+    /// The master had accepted the greeting.
+    pub(super) connected: bool,
+    /// This side left: another master, or the end of the link.
+    pub(super) moved: bool,
+}
+
+impl SessionEnd {
+    fn failed(reason: impl ToString) -> SessionEnd {
+        SessionEnd { reason: reason.to_string(), connected: false, moved: false }
+    }
+}
+
+/// Follows the master at `uri` until the connection or the reason to follow it ends. All appends in flight are
+/// acknowledged when this returns.
+pub(super) async fn run(
+    options: &Arc<LinkOptions>,
+    board: &Arc<Board>,
+    uri: &str,
+    master: &mut watch::Receiver<Option<String>>,
+    cancel: &CancellationToken,
+) -> SessionEnd {
+    let opened = tokio::select! {
+        opened = Session::open(options, board, uri) => opened,
+        moved = moved_away(master, uri, cancel) => return SessionEnd { reason: moved, connected: false, moved: true },
+    };
+    let mut session = match opened {
+        Ok(session) => session,
+        Err(reason) => return SessionEnd::failed(reason),
+    };
+    board.following(uri);
+    info!(master = uri, partitions = session.followed.len(), "following the master");
+    let (reason, moved) = tokio::select! {
+        reason = session.serve() => (reason, false),
+        reason = moved_away(master, uri, cancel) => (reason, true),
+    };
+    session.close().await;
+    SessionEnd { reason, connected: true, moved }
+}
+
+/// Returns when there is a reason to leave this master, with the reason.
+async fn moved_away(master: &mut watch::Receiver<Option<String>>, uri: &str, cancel: &CancellationToken) -> String {
+    loop {
+        tokio::select! {
+            () = cancel.cancelled() => return "the slave stops".to_owned(),
+            changed = master.changed() => {
+                if changed.is_err() {
+                    return "nobody looks for a master any more".to_owned();
+                }
+                // A master whose registration is gone may still serve; the connection tells.
+                let now = master.borrow_and_update().clone();
+                if let Some(now) = now && now != uri {
+                    return format!("the master is now {now}");
+                }
+            }
+        }
+    }
+}
+
+/// One greeted connection with its partitions.
+struct Session {
+    options: Arc<LinkOptions>,
+    board: Arc<Board>,
+    client: Client,
+    budget: Arc<Budget>,
+    /// The master's generation of its list; `None` behind a master without greetings.
+    catalog: Option<u64>,
+    followed: HashSet<PartitionId>,
+    tasks: JoinSet<()>,
+    stop: CancellationToken,
+}
+
+impl Session {
+    async fn open(options: &Arc<LinkOptions>, board: &Arc<Board>, uri: &str) -> Result<Session, String> {
+        let client = Client::connect_for(uri, CONNECT_TIMEOUT, CONNECTION_PARKED_MAX)
+            .await
+            .map_err(|error| error.to_string())?;
+        let mut session = Session {
+            options: Arc::clone(options),
+            board: Arc::clone(board),
+            client,
+            budget: Arc::default(),
+            catalog: None,
+            followed: HashSet::new(),
+            tasks: JoinSet::new(),
+            stop: CancellationToken::new(),
+        };
+        session.greet(None).await?;
+        let listed = session.list().await?;
+        session.follow(&listed);
+        Ok(session)
+    }
+
+    /// Serves until the connection fails; the answer says how.
+    async fn serve(&mut self) -> String {
+        let mut wanted = self.options.wanted.clone();
+        loop {
+            let known = self.catalog;
+            let changed = tokio::select! {
+                greeted = self.greet(Some(KEEP_ALIVE_WAIT)) => match greeted {
+                    Ok(()) => self.catalog != known || self.catalog.is_none(),
+                    Err(reason) => return reason,
+                },
+                Ok(()) = wanted.changed() => true,
+            };
+            if changed {
+                match self.list().await {
+                    Ok(listed) => self.follow(&listed),
+                    Err(reason) => return reason,
+                }
+            }
+        }
+    }
+
+    /// Stops the partitions' tasks and waits for the appends they have in flight.
+    async fn close(mut self) {
+        self.stop.cancel();
+        while let Some(ended) = self.tasks.join_next().await {
+            if let Err(error) = ended {
+                std::panic::resume_unwind(error.into_panic());
+            }
+        }
+    }
+
+    /// The greeting, and with `wait` the long poll for a change of the master's partitions.
+    async fn greet(&mut self, wait: Option<Duration>) -> Result<(), String> {
+        let own_node = self.options.store.node_id();
+        let greeting = Greeting {
+            slave_id: Some(self.options.slave_id.get()),
+            node: Text::from(own_node),
+            catalog: self.catalog,
+            wait: wait.filter(|_| self.catalog.is_some()),
+            ..Greeting::new(Role::Slave)
+        };
+        let answer = in_time(self.client.version(Some(&greeting)), wait).await?;
+        self.board.heard();
+        let Some(theirs) = Greeting::parse(&answer) else {
+            // A master without greetings answers at once.
+            if let Some(wait) = wait {
+                tokio::time::sleep(wait).await;
+            }
+            return Ok(());
+        };
+        if theirs.role != Role::Master {
+            return Err("this is a slave, not a master".to_owned());
+        }
+        if !theirs.node.is_empty() && *theirs.node == *own_node {
+            return Err("this is the slave itself: its address is registered as the master's".to_owned());
+        }
+        self.catalog = theirs.catalog;
+        match theirs.ids {
+            Some(mark) => self.raise_ids(MessageId(mark)).await,
+            None => Ok(()),
+        }
+    }
+
+    /// Before any record with an id up to `mark` is kept here, the mark is durable: a promoted slave gives no id twice.
+    async fn raise_ids(&self, mark: MessageId) -> Result<(), String> {
+        let store = Arc::clone(&self.options.store);
+        match tokio::task::spawn_blocking(move || store.ids().raise_to(mark)).await {
+            Ok(raised) => raised.map_err(|error| format!("the high mark of message ids cannot be kept: {error}")),
+            Err(error) => std::panic::resume_unwind(error.into_panic()),
+        }
+    }
+
+    async fn list(&self) -> Result<Vec<Listed>, String> {
+        let text = in_time(self.client.stats("offsets"), None).await?;
+        self.board.heard();
+        Ok(listing::parse(&String::from_utf8_lossy(&text)))
+    }
+
+    /// Starts what is not followed yet.
+    fn follow(&mut self, listed: &[Listed]) {
+        let wanted = self.options.wanted.borrow().clone();
+        let known = listed.iter().map(|listed| (listed.partition.clone(), Some(listed)));
+        for (partition, listed) in known.chain(wanted.into_iter().map(|partition| (partition, None))) {
+            if !self.followed.insert(partition.clone()) {
+                continue;
+            }
+            let follow = Follow {
+                options: Arc::clone(&self.options),
+                cell: self.board.cell(&partition),
+                board: Arc::clone(&self.board),
+                client: self.client.clone(),
+                budget: Arc::clone(&self.budget),
+                stop: self.stop.clone(),
+                listed: listed.map(|listed| (listed.first, listed.end)),
+                partition,
+            };
+            self.tasks.spawn(follow::run(follow));
+        }
+        self.budget.set_listeners(self.followed.len());
+        // Tasks of partitions that stopped have ended: their results are not kept.
+        while self.tasks.try_join_next().is_some() {}
+    }
+}
+
+async fn in_time<T>(answer: impl Future<Output = Result<T, ClientError>>, wait: Option<Duration>) -> Result<T, String> {
+    let limit = wait.unwrap_or_default() + ANSWER_TIMEOUT;
+    match tokio::time::timeout(limit, answer).await {
+        Ok(answered) => answered.map_err(|error| error.to_string()),
+        Err(_) => Err(format!("no answer within {} s", limit.as_secs_f32())),
+    }
+}
+
+const _: () = assert!(KEEP_ALIVE_WAIT.as_millis() < LONG_POLL_MAX.as_millis());

@@ -1,0 +1,193 @@
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use metaq_types::{Offset, PartitionId};
+use parking_lot::Mutex;
+
+use super::LinkOptions;
+use crate::promotion::{Known, Record};
+use crate::pull::Pull;
+
+/// What the link does now.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum LinkState {
+    /// No master is known.
+    NoMaster,
+    Connecting {
+        master: String,
+    },
+    Following {
+        master: String,
+    },
+    /// The last attempt ended so; another follows.
+    Lost {
+        master: String,
+        reason: String,
+    },
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LinkStatus {
+    pub state: LinkState,
+    /// When the master last answered; 0 for never.
+    pub heard_unix_ms: u64,
+    pub partitions: Vec<PartitionStatus>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PartitionStatus {
+    pub partition: PartitionId,
+    pub own_end: Offset,
+    pub master_end: Option<Offset>,
+    /// Why it is not copied now, unless it is.
+    pub note: Option<String>,
+}
+
+impl PartitionStatus {
+    pub fn lag_bytes(&self) -> u64 {
+        self.master_end.map_or(0, |end| end.bytes_since(self.own_end))
+    }
+}
+
+/// Where tasks put down what they see and others read it.
+pub(super) struct Board {
+    slave_id: u32,
+    state: Mutex<LinkState>,
+    heard_unix_ms: AtomicU64,
+    cells: Mutex<BTreeMap<PartitionId, Arc<Cell>>>,
+    /// Something in the record other than a time has changed since it was last written.
+    changed: AtomicBool,
+    /// What earlier runs knew, for partitions and a master this run has not seen yet.
+    before: Record,
+}
+
+#[derive(Default)]
+pub(super) struct Cell(Mutex<Seen>);
+
+#[derive(Default, Clone)]
+struct Seen {
+    own_end: Offset,
+    master_end: Option<Offset>,
+    seen_unix_ms: u64,
+    note: Option<String>,
+}
+
+impl Board {
+    pub(super) fn new(options: &LinkOptions) -> Board {
+        let before = Record::load(&options.data_path).unwrap_or_else(|error| {
+            tracing::warn!(%error, "the record of replication cannot be read and is begun anew");
+            None
+        });
+        let before = before.unwrap_or_default();
+        Board {
+            slave_id: options.slave_id.get(),
+            state: Mutex::new(LinkState::NoMaster),
+            heard_unix_ms: AtomicU64::new(before.heard_unix_ms),
+            cells: Mutex::default(),
+            changed: AtomicBool::new(false),
+            before,
+        }
+    }
+
+    pub(super) fn without_master(&self) {
+        *self.state.lock() = LinkState::NoMaster;
+    }
+
+    pub(super) fn connecting(&self, uri: &str) {
+        let mut state = self.state.lock();
+        // An attempt after a failed one is not news: what failed stays readable.
+        if !matches!(&*state, LinkState::Lost { master, .. } if master == uri) {
+            *state = LinkState::Connecting { master: uri.to_owned() };
+        }
+    }
+
+    pub(super) fn following(&self, uri: &str) {
+        *self.state.lock() = LinkState::Following { master: uri.to_owned() };
+        self.changed.store(true, Ordering::Relaxed);
+    }
+
+    pub(super) fn lost(&self, reason: &str) {
+        let mut state = self.state.lock();
+        if let LinkState::Connecting { master } | LinkState::Following { master } | LinkState::Lost { master, .. } =
+            &*state
+        {
+            *state = LinkState::Lost { master: master.clone(), reason: reason.to_owned() };
+        }
+    }
+
+    pub(super) fn heard(&self) {
+        self.heard_unix_ms.store(unix_ms(), Ordering::Relaxed);
+    }
+
+    /// Takes over what the machine of a partition knows; `heard` when it follows from an answer of the master.
+    pub(super) fn update(&self, cell: &Cell, pull: &Pull, heard: bool) {
+        let mut seen = cell.0.lock();
+        let note = pull.note();
+        if seen.master_end != pull.master_end() || seen.note != note {
+            self.changed.store(true, Ordering::Relaxed);
+        }
+        seen.own_end = pull.position();
+        seen.master_end = pull.master_end();
+        if heard {
+            seen.seen_unix_ms = unix_ms();
+        }
+        seen.note = note;
+    }
+
+    /// Whether the record has news; asking takes them.
+    pub(super) fn take_changed(&self) -> bool {
+        self.changed.swap(false, Ordering::Relaxed)
+    }
+
+    pub(super) fn heard_unix_ms(&self) -> u64 {
+        self.heard_unix_ms.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn is_following(&self) -> bool {
+        matches!(&*self.state.lock(), LinkState::Following { .. })
+    }
+
+    pub(super) fn cell(&self, partition: &PartitionId) -> Arc<Cell> {
+        Arc::clone(self.cells.lock().entry(partition.clone()).or_default())
+    }
+
+    pub(super) fn status(&self) -> LinkStatus {
+        let status_of = |(partition, cell): (&PartitionId, &Arc<Cell>)| {
+            let Seen { own_end, master_end, note, .. } = cell.0.lock().clone();
+            PartitionStatus { partition: partition.clone(), own_end, master_end, note }
+        };
+        LinkStatus {
+            state: self.state.lock().clone(),
+            heard_unix_ms: self.heard_unix_ms.load(Ordering::Relaxed),
+            partitions: self.cells.lock().iter().map(status_of).collect(),
+        }
+    }
+
+    /// The record as of now: this run's knowledge over that of earlier ones.
+    pub(super) fn record(&self) -> Record {
+        let master = match &*self.state.lock() {
+            LinkState::Following { master } | LinkState::Lost { master, .. } => master.clone(),
+            LinkState::NoMaster | LinkState::Connecting { .. } => self.before.master.clone(),
+        };
+        let mut record = Record {
+            slave_id: self.slave_id,
+            master,
+            heard_unix_ms: self.heard_unix_ms.load(Ordering::Relaxed),
+            partitions: self.before.partitions.clone(),
+        };
+        for (partition, cell) in &*self.cells.lock() {
+            let seen = cell.0.lock();
+            if let Some(end) = seen.master_end {
+                let known = Known { end: end.get(), seen_unix_ms: seen.seen_unix_ms, stopped: seen.note.clone() };
+                record.partitions.insert(partition.to_string(), known);
+            }
+        }
+        record
+    }
+}
+
+fn unix_ms() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| u64::try_from(since.as_millis()).unwrap_or(u64::MAX))
+}
