@@ -5,7 +5,6 @@ use crate::handlers;
 use crate::node::Shared;
 use crate::outbound::{Outbound, malformed};
 use bytes::{Bytes, BytesMut};
-use metaq_types::limits::MESSAGE_BYTES_MAX;
 use metaq_types::{Opaque, SlaveId, Status};
 use metaq_wire::{Decoded, Request, Text};
 use std::net::SocketAddr;
@@ -76,8 +75,7 @@ impl Conversation {
         let Some(refused) = self.refused.take() else { return };
         self.node.counters.put();
         self.node.counters.put_failed();
-        let limit = self.node.config.current().system.max_transfer_size.min(MESSAGE_BYTES_MAX);
-        let detail = handlers::put::too_large(u64::from(refused.bytes), limit);
+        let detail = handlers::put::too_large(u64::from(refused.bytes), self.node.message_bytes_max());
         let answer = self.node.put_failure(&refused.topic, refused.partition, Status::BadRequest, &detail);
         self.outbound.answer(refused.opaque, answer);
     }

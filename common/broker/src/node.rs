@@ -12,7 +12,7 @@ use bytes::BytesMut;
 use metaq_config::{BrokerConfig, Live, Topic};
 use metaq_link::replicas::{Replicas, write_stats};
 use metaq_store::{Flush, PartitionRules, Store};
-use metaq_types::limits::{CONNECTION_IDLE_MAX, CONNECTIONS_MAX};
+use metaq_types::limits::{CONNECTION_IDLE_MAX, CONNECTIONS_MAX, MESSAGE_BYTES_MAX, RECORD_HEADER_BYTES};
 use metaq_types::{BrokerId, Opaque, PartitionId, SlaveId, Status};
 use parking_lot::Mutex;
 use std::collections::HashMap;
@@ -167,6 +167,11 @@ impl Node {
 impl Shared {
     pub(crate) fn max_transfer_size(&self) -> u32 {
         self.max_transfer_size.load(Ordering::Relaxed)
+    }
+
+    /// The largest body that can be delivered: its record has to fit into one answer, and into a Java client.
+    pub(crate) fn message_bytes_max(&self) -> u32 {
+        (self.max_transfer_size() - RECORD_HEADER_BYTES).min(MESSAGE_BYTES_MAX)
     }
 
     pub(crate) fn is_stopping(&self) -> bool {

@@ -64,6 +64,8 @@ pub struct Partition {
     pub(crate) poison: OnceLock<String>,
     closed: AtomicBool,
     readers: Notify,
+    /// How many wait in [`Partition::readable_beyond`].
+    pub(crate) waiting_readers: AtomicUsize,
     /// What the committer owes this partition; see [`Wants`].
     pub(crate) wants: AtomicU8,
     /// A timer for the interval runs at the committer.
@@ -101,6 +103,7 @@ impl Partition {
             poison: OnceLock::new(),
             closed: AtomicBool::new(false),
             readers: Notify::new(),
+            waiting_readers: AtomicUsize::new(0),
             wants: AtomicU8::new(0),
             interval_runs: AtomicBool::new(false),
             reader_waits: AtomicBool::new(false),
@@ -196,14 +199,17 @@ impl Partition {
         }
     }
 
-    /// Returns once `reader` can see beyond `offset`, or the store is closed. May be cancelled at any time.
-    pub async fn readable_beyond(&self, offset: Offset, reader: Reader) {
+    /// Returns once `reader` can see beyond `offset`, or the store is closed. While somebody waits here, what is written
+    /// is synced soon, whatever the flush rule. May be cancelled at any time.
+    pub async fn readable_beyond(self: &Arc<Self>, offset: Offset, reader: Reader) {
+        let _waiting = Waiting::enter(&self.waiting_readers);
         loop {
             let mut moved = std::pin::pin!(self.readers.notified());
             moved.as_mut().enable();
             if self.cursors.end_for(reader) > offset || self.closed.load(Ordering::SeqCst) {
                 return;
             }
+            self.request_sync();
             moved.await;
         }
     }
@@ -280,6 +286,22 @@ impl Partition {
         self.queue.close();
         self.closed.store(true, Ordering::SeqCst);
         self.readers.notify_waiters();
+    }
+}
+
+/// Counts a waiting reader for as long as it lives.
+struct Waiting<'a>(&'a AtomicUsize);
+
+impl Waiting<'_> {
+    fn enter(count: &AtomicUsize) -> Waiting<'_> {
+        count.fetch_add(1, Ordering::SeqCst);
+        Waiting(count)
+    }
+}
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::SeqCst);
     }
 }
 

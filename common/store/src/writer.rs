@@ -312,6 +312,8 @@ impl Partition {
         writer.unsynced_records += records;
         if writer.unsynced_records > u64::from(self.rules.threshold()) {
             self.want(Wants::Threshold);
+        } else if self.waiting_readers.load(Ordering::SeqCst) > 0 {
+            self.want(Wants::Reader);
         }
         if !self.interval_runs.swap(true, Ordering::SeqCst) {
             self.shared.committer.sync_after(self, self.rules.interval());

@@ -4,7 +4,7 @@ use crate::realtime::Kind;
 use crate::topics::TopicState;
 use metaq_config::Topic;
 use metaq_store::{Ack, AckSink, Partition};
-use metaq_types::limits::{MESSAGE_BYTES_MAX, RECORD_HEADER_BYTES};
+use metaq_types::limits::RECORD_HEADER_BYTES;
 use metaq_types::{PartitionId, Status};
 use metaq_wire::Put;
 use std::sync::Arc;
@@ -74,7 +74,7 @@ fn accept(node: &Shared, state: Option<&TopicState>, put: &Put) -> Result<(Arc<P
     let number = choose(put.partition, topic)
         .ok_or_else(|| refuse(Status::InternalServerError, format!("wrong partition {}", put.partition)))?;
     let refuse = |status, detail: String| Refused { status, partition: number as i32, detail };
-    let limit = node.max_transfer_size().min(MESSAGE_BYTES_MAX + RECORD_HEADER_BYTES) - RECORD_HEADER_BYTES;
+    let limit = node.message_bytes_max();
     if put.body.len() as u64 > u64::from(limit) {
         return Err(refuse(Status::BadRequest, too_large(put.body.len() as u64, limit)));
     }
