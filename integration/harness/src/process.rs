@@ -6,7 +6,7 @@ use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::sync::mpsc;
+use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
 /// How long anything is waited for before a test fails.
@@ -16,10 +16,12 @@ pub const PATIENCE: Duration = Duration::from_secs(30);
 /// on the same data.
 #[derive(Debug)]
 pub struct Site {
-    dir: tempfile::TempDir,
+    dir: Arc<tempfile::TempDir>,
     system: Vec<(String, String)>,
     zookeeper: Vec<(String, String)>,
     topics: Vec<(String, Vec<(String, String)>)>,
+    /// Words in front of the binary's path, for a process in a namespace of its own.
+    launcher: Vec<String>,
 }
 
 impl Site {
@@ -27,7 +29,7 @@ impl Site {
     pub fn new() -> Result<Site> {
         let dir = tempfile::Builder::new().prefix("metaq-").tempdir()?;
         let path = dir.path().display().to_string();
-        let mut site = Site { dir, system: Vec::new(), zookeeper: Vec::new(), topics: Vec::new() };
+        let mut site = Site { dir: Arc::new(dir), system: Vec::new(), zookeeper: Vec::new(), topics: Vec::new(), launcher: Vec::new() };
         for (key, value) in [
             ("brokerId", "0"),
             ("hostName", "127.0.0.1"),
@@ -70,6 +72,14 @@ impl Site {
     pub fn remove_topic(&mut self, name: &str) -> &mut Site {
         self.topics.retain(|(topic, _)| topic != name);
         self
+    }
+
+    /// Puts the data path on a tmpfs of this size that only the broker sees, as `/proc/PID/root` shows it.
+    pub fn data_on_tmpfs(&mut self, mebibytes: u32) -> Result<&mut Site> {
+        fs::create_dir_all(self.data())?;
+        let script = format!("mount -t tmpfs -o size={mebibytes}m tmpfs {} && exec \"$0\" \"$@\"", self.data().display());
+        self.launcher = ["unshare", "--map-root-user", "--mount", "sh", "-c", &script].map(String::from).to_vec();
+        Ok(self)
     }
 
     pub fn path(&self) -> &Path {
@@ -137,12 +147,23 @@ pub struct Broker {
     lines: mpsc::Receiver<String>,
     seen: Vec<String>,
     log: PathBuf,
+    /// The directory stays for as long as somebody uses it.
+    _dir: Arc<tempfile::TempDir>,
 }
 
 impl Broker {
     /// Starts a process without waiting for it to serve.
     pub fn spawn(site: &Site, binary: &str, arguments: &[&str]) -> Result<Broker> {
-        let mut child = Command::new(binary_path(binary)?)
+        let binary_path = binary_path(binary)?;
+        let mut command = match site.launcher.split_first() {
+            None => Command::new(binary_path),
+            Some((launcher, words)) => {
+                let mut command = Command::new(launcher);
+                command.args(words).arg(binary_path);
+                command
+            }
+        };
+        let mut child = command
             .arg("--config")
             .arg(site.ini_path())
             .args(arguments)
@@ -163,7 +184,7 @@ impl Broker {
                 let _ = sender.try_send(line);
             }
         });
-        Ok(Broker { child, address: String::new(), lines, seen: Vec::new(), log })
+        Ok(Broker { child, address: String::new(), lines, seen: Vec::new(), log, _dir: Arc::clone(&site.dir) })
     }
 
     /// Waits for a log line that holds `text`, lines already seen included.
