@@ -124,6 +124,13 @@ pub fn log_configuration(config: &BrokerConfig, role: &NodeRole) {
     );
 }
 
+/// Whether something answers at a registered address, `meta://host:port`.
+pub async fn is_alive(uri: &str) -> bool {
+    let address = uri.strip_prefix("meta://").unwrap_or(uri);
+    let connected = tokio::time::timeout(Duration::from_secs(3), tokio::net::TcpStream::connect(address)).await;
+    matches!(connected, Ok(Ok(_)))
+}
+
 /// How long a stopping node waits for connections to take the answers they are owed.
 const DRAIN: Duration = Duration::from_secs(5);
 

@@ -8,7 +8,6 @@ use metaq_registry::{Registry, Role, State};
 use metaq_store::Store;
 use std::process::ExitCode;
 use std::sync::Arc;
-use std::time::Duration;
 use tokio::signal::unix::{SignalKind, signal};
 use tracing::{error, info, warn};
 
@@ -110,9 +109,7 @@ async fn refuse_a_living_holder(holder: &str, uri: &str) -> Result<()> {
     if holder == uri {
         return Ok(());
     }
-    let address = holder.strip_prefix("meta://").unwrap_or(holder).to_owned();
-    let alive = tokio::time::timeout(Duration::from_secs(3), tokio::net::TcpStream::connect(&address)).await;
-    if matches!(alive, Ok(Ok(_))) {
+    if assembly::is_alive(holder).await {
         bail!(
             "another broker with our brokerId is alive: {holder} is registered, we are {uri}; give one of them another \
              brokerId, or stop the other one first"

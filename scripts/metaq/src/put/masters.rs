@@ -30,6 +30,7 @@ struct Found {
 
 #[derive(Clone)]
 pub(super) struct Master {
+    /// `host:port`
     pub(super) address: String,
     pub(super) client: Client,
 }
@@ -90,6 +91,6 @@ impl Masters {
         let address = cluster.brokers.get(&id).and_then(|broker| broker.master.clone());
         let address = address.with_context(|| format!("broker {id} has no master in the registry"))?;
         let client = cluster::connect(&address).await?.with_timeout(ANSWER_TIMEOUT);
-        Ok(Master { address, client })
+        Ok(Master { address: address.trim_start_matches("meta://").to_owned(), client })
     }
 }

@@ -1,0 +1,44 @@
+use clap::Parser;
+use metaq_master::cli::CommonArgs;
+use metaq_types::SlaveId;
+use std::path::PathBuf;
+
+/// A slave of a metaq broker id: copies the master, serves readers. Without --slave-id the same data is started as the
+/// master: that is the promotion by hand.
+#[derive(Parser, Clone, Debug)]
+#[command(name = "metaq-slave", version, after_help = metaq_master::cli::EXIT_CODES)]
+pub struct Args {
+    #[command(flatten)]
+    pub common: CommonArgs,
+
+    /// Be this slave of the broker's master; without it, be the master
+    #[arg(long, value_name = "N", env = "METAQ_SLAVE_ID", value_parser = parse_slave_id)]
+    pub slave_id: Option<SlaveId>,
+
+    /// The settings of a slave; a file that does not exist leaves every setting at its default
+    #[arg(long, value_name = "FILE", env = "METAQ_SLAVE_CONFIG", default_value = "conf/async_slave.properties")]
+    pub slave_config: PathBuf,
+
+    /// Copy this master, whatever the registry says; needed where zk.zkEnable is false
+    #[arg(long, value_name = "HOST:PORT", env = "METAQ_MASTER")]
+    pub master: Option<String>,
+}
+
+fn parse_slave_id(text: &str) -> Result<SlaveId, String> {
+    let number = text.parse().map_err(|_| format!("not a number from 0 to {}", i32::MAX))?;
+    SlaveId::new(number).map_err(|error| error.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Args::command().debug_assert();
+        assert!(Args::try_parse_from(["metaq-slave", "--slave-id", "-1"]).is_err());
+        let args = Args::try_parse_from(["metaq-slave", "--slave-id", "3"]).unwrap();
+        assert_eq!(args.slave_id.map(SlaveId::get), Some(3));
+    }
+}

@@ -1,0 +1,181 @@
+use crate::Args;
+use anyhow::{Context, Result, bail};
+use metaq_broker::{Node, NodeOptions, NodeRole, rules_for};
+use metaq_config::{BrokerConfig, Live, SlaveConfig};
+use metaq_link::driver::{Link, LinkOptions};
+use metaq_master::{assembly, reload};
+use metaq_registry::{MasterAt, Registry, Role, State};
+use metaq_store::Store;
+use metaq_types::{PartitionId, SlaveId};
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::watch;
+use tracing::info;
+
+/// A slave from its checked configuration to its end.
+pub(crate) async fn serve(config: BrokerConfig, slave_id: SlaveId, slave: SlaveConfig, args: &Args) -> Result<()> {
+    if args.master.is_none() && !config.zookeeper.enable {
+        bail!("zk.zkEnable is false, so the master cannot be looked up: name it with --master HOST:PORT");
+    }
+    assembly::raise_descriptor_limit();
+    let (master_sender, master) = watch::channel(args.master.clone());
+    let role = NodeRole::Slave { slave_id, master: master.clone() };
+    assembly::log_configuration(&config, &role);
+    let live = Live::new(config);
+    let config = live.snapshot();
+    let store = {
+        let live = live.clone();
+        tokio::task::spawn_blocking(move || assembly::open_store(&live)).await.context("opening the store")??
+    };
+    let _embedded = if args.common.local { Some(assembly::start_embedded(&config)?) } else { None };
+
+    let (listener, uri) = assembly::listen(&config).await?;
+    let node = Node::start(NodeOptions {
+        config: live.clone(),
+        store: Arc::clone(&store),
+        role,
+        uri: uri.clone(),
+        listener,
+        epoch: 0,
+    })?;
+    let wanted = assembly::wanted(&config, &store, Role::Slave(slave_id), &uri);
+    let registry = Registry::start(&config.zookeeper, wanted);
+    let (partitions, partitions_seen) = watch::channel(configured_partitions(&config));
+    let link = start_link(&live, &store, slave_id, slave, partitions_seen, master);
+    info!(uri, %slave_id, "serving as slave");
+
+    let slave = Slave { live, node, store, registry, slave_id, uri, partitions };
+    let master_sender = args.master.is_none().then_some(master_sender);
+    let outcome = slave.until_stopped(master_sender).await;
+    link.close().await;
+    assembly::stop(slave.node, &slave.store, slave.registry, config.zookeeper.sync_time).await?;
+    outcome
+}
+
+fn start_link(
+    live: &Live,
+    store: &Arc<Store>,
+    slave_id: SlaveId,
+    slave: SlaveConfig,
+    wanted: watch::Receiver<BTreeSet<PartitionId>>,
+    master: watch::Receiver<Option<String>>,
+) -> Link {
+    let rules_from = live.clone();
+    Link::start(LinkOptions {
+        slave_id,
+        group: slave.slave_group,
+        delay_max: slave.slave_max_delay,
+        store: Arc::clone(store),
+        rules: Arc::new(move |id| rules_for(&rules_from.current(), &id.topic)),
+        wanted,
+        master,
+        data_path: live.current().system.data_path.clone(),
+    })
+}
+
+/// What the slave asks its master for even before the master has it. Topics that a pattern lets in are followed when
+/// the master lists them.
+fn configured_partitions(config: &BrokerConfig) -> BTreeSet<PartitionId> {
+    let named = config.topics.iter().filter(|(name, _)| !name.contains('*'));
+    named
+        .flat_map(|(topic, settings)| {
+            (0..settings.num_partitions).map(|number| PartitionId { topic: topic.clone(), number })
+        })
+        .collect()
+}
+
+/// A running slave, as far as signals and the registry move it.
+struct Slave {
+    live: Live,
+    node: Node,
+    store: Arc<Store>,
+    registry: Registry,
+    slave_id: SlaveId,
+    uri: String,
+    partitions: watch::Sender<BTreeSet<PartitionId>>,
+}
+
+impl Slave {
+    /// Follows signals, the registry and the store's partitions until the node has to stop. `master` is told where the
+    /// registry has the master; without it the command line has named one.
+    async fn until_stopped(&self, master: Option<watch::Sender<Option<String>>>) -> Result<()> {
+        let mut terminate = signal(SignalKind::terminate())?;
+        let mut interrupt = signal(SignalKind::interrupt())?;
+        let mut hangup = signal(SignalKind::hangup())?;
+        let mut state = self.registry.state();
+        let mut registered_master = self.registry.master();
+        let mut generation = self.store.catalog_generation();
+        loop {
+            tokio::select! {
+                _ = terminate.recv() => return Ok(()),
+                _ = interrupt.recv() => return Ok(()),
+                _ = hangup.recv() => {
+                    if reload(&self.live, &self.node) {
+                        self.partitions.send_replace(configured_partitions(&self.live.snapshot()));
+                        self.publish();
+                    }
+                }
+                grown = self.store.catalog_beyond(generation) => {
+                    generation = grown;
+                    self.publish();
+                }
+                Ok(()) = registered_master.changed() => {
+                    if let Some(master) = &master {
+                        let at: Option<MasterAt> = registered_master.borrow_and_update().clone();
+                        master.send_if_modified(|known| known_master(known, at.map(|at| at.uri)));
+                    }
+                }
+                Ok(()) = state.changed() => {
+                    let state = state.borrow_and_update().clone();
+                    self.refuse_a_double(&state).await?;
+                }
+            }
+        }
+    }
+
+    fn publish(&self) {
+        let config = self.live.snapshot();
+        self.registry.want(assembly::wanted(&config, &self.store, Role::Slave(self.slave_id), &self.uri));
+    }
+
+    /// Another living slave with our id would take our place in the registry, and with its master.
+    async fn refuse_a_double(&self, state: &State) -> Result<()> {
+        let State::Conflict { holder, .. } = state else { return Ok(()) };
+        if *holder != self.uri && assembly::is_alive(holder).await {
+            bail!(
+                "slave {} of broker {} is running already: {holder} is registered, we are {}; give one of them another \
+                 --slave-id, or stop the other one first",
+                self.slave_id,
+                self.live.current().system.broker_id,
+                self.uri
+            );
+        }
+        Ok(())
+    }
+}
+
+/// A registration that vanishes does not make a slave leave a master that may still serve: the connection tells.
+fn known_master(known: &mut Option<String>, now: Option<String>) -> bool {
+    if now.is_none() || *known == now {
+        return false;
+    }
+    *known = now;
+    true
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_master_stays_known_until_another_is_registered() {
+        let mut known = None;
+        assert!(!known_master(&mut known, None));
+        assert!(known_master(&mut known, Some("a".to_owned())));
+        assert!(!known_master(&mut known, Some("a".to_owned())));
+        assert!(!known_master(&mut known, None));
+        assert_eq!(known.as_deref(), Some("a"));
+        assert!(known_master(&mut known, Some("b".to_owned())));
+    }
+}
