@@ -55,9 +55,36 @@ impl FileCache {
         }
         file
     }
+}
 
-    #[cfg(test)]
-    pub(crate) fn open_files(&self) -> usize {
-        self.open.lock().len()
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::disk::OsDisk;
+    use metaq_types::Offset;
+
+    #[test]
+    fn the_least_used_files_are_closed_first() {
+        let directory = tempfile::tempdir().unwrap();
+        let cache = FileCache::new(3);
+        let segments: Vec<_> = (0..6)
+            .map(|base| {
+                let segment = Arc::new(Segment::new(Offset::new(base).unwrap()));
+                std::fs::write(segment.path(directory.path()), b"x").unwrap();
+                segment
+            })
+            .collect();
+        let get = |place: usize| {
+            let segment: &Arc<Segment> = &segments[place];
+            cache.get(&OsDisk, segment, || segment.path(directory.path())).unwrap()
+        };
+        let held = get(0);
+        for place in [1, 2, 1, 3, 1, 4, 1, 5] {
+            get(place);
+        }
+        let open: Vec<_> = segments.iter().map(|segment| segment.cached.load().is_some()).collect();
+        assert_eq!(open.iter().filter(|open| **open).count(), 3);
+        assert!(open[1] && open[5] && !open[0], "{open:?}");
+        assert_eq!(held.metadata().unwrap().len(), 1, "a handle given out stays valid");
     }
 }

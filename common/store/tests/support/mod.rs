@@ -1,5 +1,5 @@
 //! What the store's tests share: a place for a data directory, a sink that can be waited on, a reader of records.
-#![allow(dead_code, reason = "each test file uses its part")]
+#![allow(dead_code, clippy::unwrap_used, reason = "each test file uses its part, all of it as test code")]
 
 pub(crate) mod faulty;
 
