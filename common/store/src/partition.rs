@@ -218,6 +218,13 @@ impl Partition {
     /// become one sync, and at most one in `READER_SYNC_INTERVAL_MIN` a partition.
     pub fn request_sync(self: &Arc<Self>) {
         if self.cursors.written() > self.cursors.durable() && self.poison.get().is_none() {
+            self.want_reader_sync();
+        }
+    }
+
+    /// While one waits for its time already, the committer need not be woken for another.
+    pub(crate) fn want_reader_sync(self: &Arc<Self>) {
+        if !self.reader_waits.load(Ordering::SeqCst) {
             self.want(Wants::Reader);
         }
     }

@@ -313,7 +313,7 @@ impl Partition {
         if writer.unsynced_records > u64::from(self.rules.threshold()) {
             self.want(Wants::Threshold);
         } else if self.waiting_readers.load(Ordering::SeqCst) > 0 {
-            self.want(Wants::Reader);
+            self.want_reader_sync();
         }
         if !self.interval_runs.swap(true, Ordering::SeqCst) {
             self.shared.committer.sync_after(self, self.rules.interval());

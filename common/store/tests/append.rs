@@ -294,3 +294,20 @@ fn after_close_everything_is_refused_and_reading_goes_on() {
     assert!(store.get_or_create(&id("new-0"), &setup.rules(), Offset::ZERO).is_err());
     assert_eq!(bodies(&read_from(&partition, 0, 1000)), [b"one".to_vec()]);
 }
+
+#[tokio::test]
+async fn what_is_written_while_a_reader_waits_is_synced_soon() {
+    let setup = Setup::new(1000, 1 << 20);
+    let store = setup.open();
+    let partition = setup.partition(&store, "test-0");
+    for number in 0..50 {
+        let end = partition.positions().readable;
+        let waiting = tokio::spawn({
+            let partition = partition.clone();
+            async move { partition.readable_beyond(end, Reader::Consumer).await }
+        });
+        tokio::task::yield_now().await;
+        append(&partition, b"x", Ack::new(Arc::new(Outcomes::default()), number));
+        tokio::time::timeout(DEADLINE, waiting).await.unwrap().unwrap();
+    }
+}

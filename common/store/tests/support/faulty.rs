@@ -192,10 +192,11 @@ impl Disk for FaultyDisk {
 
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
         let mut state = self.change()?;
-        for name in &mut state.unsynced_names {
-            if name == from {
-                *name = to.to_path_buf();
-            }
+        // Replacing a file leaves the old one or the new one; only a new name can be lost.
+        let replaces = to.exists() && !state.unsynced_names.iter().any(|name| name == to);
+        state.unsynced_names.retain(|name| name != from);
+        if !replaces {
+            state.unsynced_names.push(to.to_path_buf());
         }
         OsDisk.rename(from, to)
     }
