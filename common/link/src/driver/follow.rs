@@ -91,6 +91,8 @@ pub(super) async fn run(follow: Follow) {
     follow.board.update(&follow.cell, &pull, follow.listed.is_some());
     while let Some(get) = pull.next_get() {
         let answered = tokio::select! {
+            // An answer that came before the connection ended is used.
+            biased;
             answered = follow.ask(get) => answered,
             () = follow.stop.cancelled() => return,
         };

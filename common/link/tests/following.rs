@@ -1,0 +1,208 @@
+//! A link copies a master over a real socket into a real store.
+
+mod support;
+
+use std::collections::BTreeSet;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use metaq_link::driver::{Link, LinkOptions, LinkState};
+use metaq_link::promotion::Record;
+use metaq_store::Store;
+use metaq_types::{PartitionId, SlaveId};
+use support::{Faults, Master, messages, open_store, rules, segments, until};
+use tokio::sync::watch;
+
+struct Slave {
+    store: Arc<Store>,
+    link: Link,
+    master: watch::Sender<Option<String>>,
+    _wanted: watch::Sender<BTreeSet<PartitionId>>,
+}
+
+impl Slave {
+    fn start(data_path: &Path, master: Option<String>, wanted: &[&str]) -> Slave {
+        let store = open_store(data_path);
+        let (master, master_seen) = watch::channel(master);
+        let wanted = wanted.iter().map(|name| name.parse().unwrap()).collect();
+        let (wanted, wanted_seen) = watch::channel(wanted);
+        let path = data_path.to_owned();
+        let link = Link::start(LinkOptions {
+            slave_id: SlaveId::new(0).unwrap(),
+            group: "meta-slave-group_0".to_owned(),
+            delay_max: Duration::from_millis(100),
+            store: Arc::clone(&store),
+            rules: Arc::new(move |_| rules(&path)),
+            wanted: wanted_seen,
+            master: master_seen,
+            data_path: data_path.to_owned(),
+        });
+        Slave { store, link, master, _wanted: wanted }
+    }
+
+    /// Holds every byte of the master's partition.
+    fn holds(&self, master: &Master, name: &str) -> bool {
+        let id: PartitionId = name.parse().unwrap();
+        let end = |store: &Store| store.get(&id.topic, id.number as i32).map(|p| p.positions().durable);
+        end(&master.store).is_some() && end(&master.store) == end(&self.store)
+    }
+
+    fn note(&self, name: &str) -> Option<String> {
+        let partitions = self.link.status().partitions;
+        partitions.into_iter().find(|p| p.partition.to_string() == name)?.note
+    }
+
+    async fn stop(self) {
+        self.link.close().await;
+        tokio::task::spawn_blocking(move || self.store.close()).await.unwrap().unwrap();
+    }
+}
+
+#[tokio::test]
+async fn files_are_the_same_whatever_the_master_had_before_and_gets_later() {
+    let (m, s) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let master = Master::start(m.path(), Faults::default()).await;
+    master.put("a-0", messages(0..400)).await;
+    // Retention has taken the beginning away: names begin later.
+    master.put_at("trimmed-3", 1_000_000, messages(0..50)).await;
+    let slave = Slave::start(s.path(), Some(master.uri()), &["a-0", "waited-0"]);
+    master.put("waited-0", messages(0..10)).await;
+    master.put("unannounced-1", messages(0..10)).await;
+    master.put("a-0", messages(400..500)).await;
+    for name in ["a-0", "trimmed-3", "waited-0", "unannounced-1"] {
+        until(name, || slave.holds(&master, name)).await;
+    }
+    assert!(segments(m.path()).len() > 6, "logs have rolled");
+    assert_eq!(segments(m.path()), segments(s.path()));
+    assert_eq!(slave.link.status().state, LinkState::Following { master: master.uri() });
+    assert!(slave.store.ids().high_mark() >= master.store.ids().high_mark(), "a promoted slave gives no id twice");
+
+    slave.stop().await;
+    let record = Record::load(s.path()).unwrap().unwrap();
+    assert_eq!((record.master, record.partitions.len()), (master.uri(), 4));
+    let end = |name: &str| record.partitions[name].end;
+    assert_eq!(end("a-0"), master.store.get("a", 0).unwrap().positions().durable.get());
+    assert!(record.heard_unix_ms > 0);
+}
+
+#[tokio::test]
+async fn cut_connections_and_restarts_neither_lose_nor_repeat_a_byte() {
+    let (m, s) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    // Not a multiple of the gets at a time, or the same one would be cut for ever.
+    let faults = Faults { cut_every: AtomicU32::new(4), ..Faults::default() };
+    let master = Master::start(m.path(), faults).await;
+    for round in 0..4 {
+        for name in ["a-0", "a-1", "b-0"] {
+            master.put(name, messages(round * 100..(round + 1) * 100)).await;
+        }
+        let slave = Slave::start(s.path(), Some(master.uri()), &[]);
+        if round % 2 == 1 {
+            // Stopped in the middle: what is there is a prefix, and the next round goes on from it.
+            until("something is copied", || slave.holds(&master, "a-0")).await;
+            slave.stop().await;
+            continue;
+        }
+        for name in ["a-0", "a-1", "b-0"] {
+            until(name, || slave.holds(&master, name)).await;
+        }
+        slave.stop().await;
+    }
+    master.faults.cut_every.store(0, Ordering::SeqCst);
+    let slave = Slave::start(s.path(), Some(master.uri()), &[]);
+    for name in ["a-0", "a-1", "b-0"] {
+        until(name, || slave.holds(&master, name)).await;
+    }
+    assert_eq!(segments(m.path()), segments(s.path()));
+    slave.stop().await;
+}
+
+#[tokio::test]
+async fn a_master_that_comes_late_goes_and_returns_elsewhere_is_followed() {
+    let (m, s) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let slave = Slave::start(s.path(), None, &["a-0"]);
+    assert_eq!(slave.link.status().state, LinkState::NoMaster);
+    let master = Master::start(m.path(), Faults::default()).await;
+    master.put("a-0", messages(0..50)).await;
+    slave.master.send_replace(Some(master.uri()));
+    until("the first master is copied", || slave.holds(&master, "a-0")).await;
+
+    let gone = master.uri();
+    master.stop().await;
+    until("the loss is seen", || matches!(slave.link.status().state, LinkState::Lost { .. })).await;
+    let master = Master::start(m.path(), Faults::default()).await;
+    master.put("a-0", messages(50..100)).await;
+    assert_ne!(gone, master.uri());
+    slave.master.send_replace(Some(master.uri()));
+    until("the second master is copied", || slave.holds(&master, "a-0")).await;
+    assert_eq!(segments(m.path()), segments(s.path()));
+    slave.stop().await;
+}
+
+#[tokio::test]
+async fn a_slave_that_reaches_further_stops_there_and_deletes_nothing() {
+    let (m, s) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let former = Master::start(s.path(), Faults::default()).await;
+    former.put("a-0", messages(0..100)).await;
+    former.stop().await;
+    let kept = segments(s.path());
+    let master = Master::start(m.path(), Faults::default()).await;
+    master.put("a-0", messages(0..60)).await;
+    master.put("b-0", messages(0..60)).await;
+    let slave = Slave::start(s.path(), Some(master.uri()), &[]);
+    until("the other partition is copied", || slave.holds(&master, "b-0")).await;
+    let note = slave.note("a-0").unwrap();
+    assert!(note.starts_with("diverged: "), "{note}");
+    // Not even when the master has caught up in length.
+    master.put("a-0", messages(60..200)).await;
+    slave.stop().await;
+    let now = segments(s.path());
+    assert!(kept.iter().all(|(name, bytes)| now[name] == *bytes));
+    let record = Record::load(s.path()).unwrap().unwrap();
+    assert!(record.partitions["a-0"].stopped.as_ref().unwrap().starts_with("diverged"));
+}
+
+#[tokio::test]
+async fn a_gap_stops_one_partition_and_is_not_closed_up() {
+    let (m, s) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let former = Master::start(s.path(), Faults::default()).await;
+    former.put("a-0", messages(0..10)).await;
+    former.stop().await;
+    let kept = segments(s.path());
+    let master = Master::start(m.path(), Faults::default()).await;
+    master.put_at("a-0", 50_000, messages(0..60)).await;
+    let slave = Slave::start(s.path(), Some(master.uri()), &[]);
+    until("the gap is seen", || slave.note("a-0").is_some_and(|note| note.starts_with("gap: "))).await;
+    slave.stop().await;
+    assert_eq!(segments(s.path()), kept);
+}
+
+#[tokio::test]
+async fn bytes_that_fail_their_checks_are_fetched_again_and_never_stored() {
+    let (m, s) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let faults = Faults { corrupt_next: AtomicU32::new(2), ..Faults::default() };
+    let master = Master::start(m.path(), faults).await;
+    master.put("a-0", messages(0..20)).await;
+    let slave = Slave::start(s.path(), Some(master.uri()), &[]);
+    until("the copy is made in spite of it", || slave.holds(&master, "a-0")).await;
+    assert_eq!(segments(m.path()), segments(s.path()));
+    slave.stop().await;
+}
+
+#[tokio::test]
+async fn an_original_master_is_followed_to_the_same_files() {
+    let (m, s) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let master = Master::start(m.path(), Faults { original: true, ..Faults::default() }).await;
+    master.put("a-0", messages(0..400)).await;
+    master.put_at("trimmed-0", 77_000, messages(0..50)).await;
+    let slave = Slave::start(s.path(), Some(master.uri()), &["a-0"]);
+    until("a-0", || slave.holds(&master, "a-0")).await;
+    master.put("later-0", messages(0..30)).await;
+    master.put("a-0", messages(400..500)).await;
+    for name in ["a-0", "trimmed-0", "later-0"] {
+        until(name, || slave.holds(&master, name)).await;
+    }
+    assert_eq!(segments(m.path()), segments(s.path()));
+    slave.stop().await;
+}
