@@ -19,7 +19,7 @@ pub(crate) async fn serve(config: BrokerConfig, slave_id: SlaveId, slave: SlaveC
         bail!("zk.zkEnable is false, so the master cannot be looked up: name it with --master HOST:PORT");
     }
     assembly::raise_descriptor_limit();
-    let (master_sender, master) = watch::channel(args.master.clone());
+    let (master_sender, master) = watch::channel(args.master.as_deref().map(as_uri));
     let role = NodeRole::Slave { slave_id, master: master.clone() };
     assembly::log_configuration(&config, &role);
     let live = Live::new(config);
@@ -46,11 +46,17 @@ pub(crate) async fn serve(config: BrokerConfig, slave_id: SlaveId, slave: SlaveC
     info!(uri, %slave_id, "serving as slave");
 
     let slave = Slave { live, node, store, registry, slave_id, uri, partitions };
-    let master_sender = args.master.is_none().then_some(master_sender);
-    let outcome = slave.until_stopped(master_sender).await;
+    // A master named on the command line stays the one; its sender only has to live as long as the link looks at it.
+    let looked_up = args.master.is_none().then_some(&master_sender);
+    let outcome = slave.until_stopped(looked_up).await;
     link.close().await;
     assembly::stop(slave.node, &slave.store, slave.registry, config.zookeeper.sync_time).await?;
     outcome
+}
+
+/// A master's address as the registry would have it, and as refused producers are told.
+fn as_uri(address: &str) -> String {
+    if address.contains("://") { address.to_owned() } else { format!("meta://{address}") }
 }
 
 fn start_link(
@@ -99,7 +105,7 @@ struct Slave {
 impl Slave {
     /// Follows signals, the registry and the store's partitions until the node has to stop. `master` is told where the
     /// registry has the master; without it the command line has named one.
-    async fn until_stopped(&self, master: Option<watch::Sender<Option<String>>>) -> Result<()> {
+    async fn until_stopped(&self, master: Option<&watch::Sender<Option<String>>>) -> Result<()> {
         let mut terminate = signal(SignalKind::terminate())?;
         let mut interrupt = signal(SignalKind::interrupt())?;
         let mut hangup = signal(SignalKind::hangup())?;
@@ -121,7 +127,7 @@ impl Slave {
                     self.publish();
                 }
                 Ok(()) = registered_master.changed() => {
-                    if let Some(master) = &master {
+                    if let Some(master) = master {
                         let at: Option<MasterAt> = registered_master.borrow_and_update().clone();
                         master.send_if_modified(|known| known_master(known, at.map(|at| at.uri)));
                     }
