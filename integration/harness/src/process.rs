@@ -29,7 +29,13 @@ impl Site {
     pub fn new() -> Result<Site> {
         let dir = tempfile::Builder::new().prefix("metaq-").tempdir()?;
         let path = dir.path().display().to_string();
-        let mut site = Site { dir: Arc::new(dir), system: Vec::new(), zookeeper: Vec::new(), topics: Vec::new(), launcher: Vec::new() };
+        let mut site = Site {
+            dir: Arc::new(dir),
+            system: Vec::new(),
+            zookeeper: Vec::new(),
+            topics: Vec::new(),
+            launcher: Vec::new(),
+        };
         for (key, value) in [
             ("brokerId", "0"),
             ("hostName", "127.0.0.1"),
@@ -77,7 +83,8 @@ impl Site {
     /// Puts the data path on a tmpfs of this size that only the broker sees, as `/proc/PID/root` shows it.
     pub fn data_on_tmpfs(&mut self, mebibytes: u32) -> Result<&mut Site> {
         fs::create_dir_all(self.data())?;
-        let script = format!("mount -t tmpfs -o size={mebibytes}m tmpfs {} && exec \"$0\" \"$@\"", self.data().display());
+        let script =
+            format!("mount -t tmpfs -o size={mebibytes}m tmpfs {} && exec \"$0\" \"$@\"", self.data().display());
         self.launcher = ["unshare", "--map-root-user", "--mount", "sh", "-c", &script].map(String::from).to_vec();
         Ok(self)
     }

@@ -104,7 +104,8 @@ impl Raw {
     pub fn put_with(&mut self, topic: &str, partition: i32, words: &str, body: &[u8]) -> Result<Reply> {
         self.opaque += 1;
         let space = if words.is_empty() { "" } else { " " };
-        let mut bytes = format!("put {topic} {partition} {} {words}{space}{}\r\n", body.len(), self.opaque).into_bytes();
+        let mut bytes =
+            format!("put {topic} {partition} {} {words}{space}{}\r\n", body.len(), self.opaque).into_bytes();
         bytes.extend_from_slice(body);
         self.send(&bytes)?;
         let reply = self.reply()?;

@@ -1,13 +1,18 @@
 //! A real ZooKeeper (Debian's package) as a child process, on a free port and a scratch directory.
+//!
+//! `ZOOKEEPER_CLASSPATH` in the environment takes another version's jars instead.
 
 use crate::process::PATIENCE;
 use anyhow::{Context, Result, bail, ensure};
+use std::env;
 use std::fs::{self, File};
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
+
+const CLASSPATH: &str = "ZOOKEEPER_CLASSPATH";
 
 /// Its manifest names everything it needs.
 const JAR: &str = "/usr/share/java/zookeeper.jar";
@@ -36,7 +41,7 @@ impl ZooKeeper {
     /// Starts on a free port and returns when it answers.
     pub fn start() -> Result<ZooKeeper> {
         ensure!(
-            Path::new(JAR).exists(),
+            env::var_os(CLASSPATH).is_some() || Path::new(JAR).exists(),
             "{JAR} is not there: these tests run against a real ZooKeeper; apt-get install libzookeeper-java (scripts/test.sh does)"
         );
         let mut attempt = 0;
@@ -72,11 +77,12 @@ impl ZooKeeper {
         ensure!(self.child.is_none(), "zookeeper runs already");
         let log = File::options().create(true).append(true).open(self.log())?;
         fs::write(self.dir.path().join("zoo.cfg"), self.configuration())?;
+        let classpath = env::var(CLASSPATH).unwrap_or_else(|_| format!("{JAR}:{LOGGER_JAR}"));
         let child = Command::new("java")
             // Small and quick to start; no JMX, no web console, no fsync: nothing here has to survive the machine.
             .args(["-Xmx128m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC"])
             .args(["-Dzookeeper.forceSync=no", "-Dzookeeper.jmx.log4j.disable=true"])
-            .args(["-cp", &format!("{JAR}:{LOGGER_JAR}"), "org.apache.zookeeper.server.quorum.QuorumPeerMain"])
+            .args(["-cp", &classpath, "org.apache.zookeeper.server.quorum.QuorumPeerMain"])
             .arg(self.dir.path().join("zoo.cfg"))
             .stdin(Stdio::null())
             .stdout(log.try_clone()?)

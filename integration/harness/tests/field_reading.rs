@@ -31,7 +31,8 @@ fn f13_out_of_range_offsets() -> Result<()> {
 
         // Lose the two oldest segments, as retention would.
         let partition = site.data().join("test-0");
-        let mut segments: Vec<_> = fs::read_dir(&partition)?.map(|e| e.map(|e| e.file_name())).collect::<Result<_, _>>()?;
+        let mut segments: Vec<_> =
+            fs::read_dir(&partition)?.map(|e| e.map(|e| e.file_name())).collect::<Result<_, _>>()?;
         segments.sort();
         fs::remove_file(partition.join(&segments[0]))?;
         fs::remove_file(partition.join(&segments[1]))?;

@@ -1,0 +1,174 @@
+//! Brokers and a real ZooKeeper: F38, reload, what a stop leaves.
+
+use anyhow::Result;
+use metaq_config::BrokerConfig;
+use metaq_harness::process::{Broker, Site, wait_until};
+use metaq_harness::raw::Raw;
+use metaq_harness::zookeeper::ZooKeeper;
+use metaq_registry::{Cluster, Role, lookup};
+use metaq_types::BrokerId;
+use rustix::process::Signal;
+
+struct Registered {
+    zookeeper: ZooKeeper,
+    runtime: tokio::runtime::Runtime,
+}
+
+impl Registered {
+    fn start() -> Result<Registered> {
+        Ok(Registered { zookeeper: ZooKeeper::start()?, runtime: tokio::runtime::Runtime::new()? })
+    }
+
+    /// A site that registers here, with sessions of 30 s, so that nothing is healed by a session that merely ends.
+    fn site(&self) -> Result<Site> {
+        let mut site = Site::new()?;
+        site.set_zookeeper("zk.zkEnable", "true");
+        site.set_zookeeper("zk.zkConnect", &self.zookeeper.connect());
+        site.set_zookeeper("zk.zkSessionTimeoutMs", "30000");
+        Ok(site)
+    }
+
+    fn look(&self, site: &Site) -> Result<Cluster> {
+        let config = BrokerConfig::load(&site.ini_path())?;
+        Ok(self.runtime.block_on(lookup(&config.zookeeper))?)
+    }
+
+    fn wait_for<T>(&self, what: &str, site: &Site, ask: impl Fn(&Cluster) -> Option<T>) -> Result<T> {
+        wait_until(what, || Ok(ask(&self.look(site)?)))
+    }
+
+    fn wait_registered(&self, site: &Site, broker: &Broker) -> Result<()> {
+        let uri = format!("meta://{}", broker.address);
+        self.wait_for(&format!("{uri} to be the master"), site, |cluster| {
+            let topics = cluster.topics.get("test").is_some_and(|t| !t.publish.is_empty() && !t.subscribe.is_empty());
+            let id = BrokerId::new(0).expect("in range");
+            (topics && cluster.brokers.get(&id)?.master.as_ref()? == &uri && cluster.brokers[&id].checksum.is_some())
+                .then_some(())
+        })
+    }
+}
+
+/// F38: killed and started again within its session's time: the old node is its own and is replaced at once.
+#[test]
+fn f38_a_restart_within_the_session_replaces_its_own_node() -> Result<()> {
+    let zookeeper = Registered::start()?;
+    let mut site = zookeeper.site()?;
+    let broker = site.start_master(&[])?;
+    zookeeper.wait_registered(&site, &broker)?;
+    // The same address again, as a real broker has it.
+    let port = broker.address.rsplit_once(':').expect("host:port").1.to_owned();
+    site.set("serverPort", &port);
+    broker.kill()?;
+    let broker = site.start_master(&[])?;
+    Raw::connect(&broker.address)?.put("test", 0, b"served at once")?.stored()?;
+    zookeeper.wait_registered(&site, &broker)?;
+    // It is ours now: the end of the dead session (30 s) is not waited for, and takes nothing away.
+    assert!(broker.stop()?.success());
+    let gone = zookeeper.look(&site)?;
+    assert!(gone.brokers.values().all(|b| b.master.is_none()), "{gone:?}");
+    Ok(())
+}
+
+/// F38: a living other broker with the same id is not displaced; the newcomer ends and names both addresses.
+#[test]
+fn f38_a_second_master_with_the_same_id_refuses() -> Result<()> {
+    let zookeeper = Registered::start()?;
+    let (first_site, second_site) = (zookeeper.site()?, zookeeper.site()?);
+    let first = first_site.start_master(&[])?;
+    zookeeper.wait_registered(&first_site, &first)?;
+    let mut second = second_site.start_master(&[])?;
+    let status = second.wait_exit()?;
+    assert_eq!(status.code(), Some(1));
+    let log = second.log_text();
+    let line = log.lines().find(|line| line.contains("another broker with our brokerId")).expect("a line says why");
+    assert!(line.contains(&first.address) && line.contains(&second.address), "{line}");
+    zookeeper.wait_registered(&first_site, &first)?;
+    Ok(())
+}
+
+/// The whole ensemble lost its memory: everything stands again, and messages went on all the time.
+#[test]
+fn a_wiped_ensemble_is_repaired_while_the_data_plane_goes_on() -> Result<()> {
+    let mut zookeeper = Registered::start()?;
+    let site = zookeeper.site()?;
+    let broker = site.start_master(&[])?;
+    zookeeper.wait_registered(&site, &broker)?;
+    let mut raw = Raw::connect(&broker.address)?;
+    zookeeper.zookeeper.kill();
+    raw.put("test", 0, b"without zookeeper")?.stored()?;
+    zookeeper.zookeeper.wipe()?;
+    zookeeper.wait_registered(&site, &broker)?;
+    raw.put("test", 0, b"and with it")?.stored()?;
+    Ok(())
+}
+
+/// A reload takes a good file over whole, publishes the checksum last, and refuses a bad one whole.
+#[test]
+fn reload_is_all_or_nothing_and_published() -> Result<()> {
+    let zookeeper = Registered::start()?;
+    let mut site = zookeeper.site()?;
+    let mut broker = site.start_master(&[])?;
+    zookeeper.wait_registered(&site, &broker)?;
+    let id = BrokerId::new(0)?;
+    let before = zookeeper.look(&site)?.brokers[&id].checksum;
+    let mut raw = Raw::connect(&broker.address)?;
+    raw.put("test", 0, b"x")?.stored()?;
+
+    site.topic("good", &[]).topic("bad", &[("numPartitons", "3")]).write_ini()?;
+    broker.signal(Signal::HUP)?;
+    let line = broker.wait_for_line("numPartitons")?;
+    assert!(line.contains("server.ini:") && line.contains("numPartitions"), "file, line and the near name: {line}");
+    broker.wait_for_line("reload refused")?;
+    assert!(raw.put("good", 0, b"x")?.text().contains("The server do not accept topic good"));
+
+    site.remove_topic("bad").topic("test", &[("numPartitions", "3")]).write_ini()?;
+    broker.signal(Signal::HUP)?;
+    broker.wait_for_line("reload done")?;
+    raw.put("good", 0, b"x")?.stored()?;
+    raw.put("test", 2, b"x")?.stored()?;
+    let checksum = BrokerConfig::load(&site.ini_path())?.checksum;
+    zookeeper.wait_for("the new topics and the checksum", &site, |cluster| {
+        let published = |topic: &str| cluster.topics.get(topic)?.publish.get(&(id, Role::Master)).copied();
+        (published("good") == Some(1)
+            && published("test") == Some(3)
+            && cluster.brokers[&id].checksum == Some(checksum))
+        .then_some(())
+    })?;
+    assert_ne!(before, Some(checksum));
+
+    // Removed: out of the registry at once, served for zkSyncTimeMs, then 403.
+    site.remove_topic("good").write_ini()?;
+    broker.signal(Signal::HUP)?;
+    zookeeper.wait_for("the topic to be gone", &site, |cluster| {
+        cluster.topics.get("good").is_none_or(|t| t.publish.is_empty()).then_some(())
+    })?;
+    wait_until("puts to be refused", || Ok((raw.put("good", 0, b"late")?.code == 403).then_some(())))?;
+    raw.put("test", 0, b"others go on")?.stored()?;
+    Ok(())
+}
+
+/// A topic that only a pattern admits is registered by its first put.
+#[test]
+fn a_topic_made_by_a_pattern_is_registered_at_its_first_put() -> Result<()> {
+    let zookeeper = Registered::start()?;
+    let mut site = zookeeper.site()?;
+    site.topic("app-*", &[("numPartitions", "2")]);
+    let broker = site.start_master(&[])?;
+    zookeeper.wait_registered(&site, &broker)?;
+    Raw::connect(&broker.address)?.put("app-one", 1, b"x")?.stored()?;
+    zookeeper.wait_for("app-one", &site, |cluster| {
+        (cluster.topics.get("app-one")?.subscribe.values().next() == Some(&2)).then_some(())
+    })
+}
+
+/// Without a ZooKeeper the broker serves, and registers when there is one.
+#[test]
+fn a_broker_serves_before_zookeeper_is_there() -> Result<()> {
+    let mut zookeeper = Registered::start()?;
+    let site = zookeeper.site()?;
+    zookeeper.zookeeper.kill();
+    let broker = site.start_master(&[])?;
+    Raw::connect(&broker.address)?.put("test", 0, b"x")?.stored()?;
+    zookeeper.zookeeper.run()?;
+    zookeeper.wait_registered(&site, &broker)
+}
