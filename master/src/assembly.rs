@@ -1,7 +1,7 @@
 //! The steps that a master and a slave take alike, in the order in which they are taken.
 
 use anyhow::{Context, Result};
-use metaq_broker::{Node, NodeRole};
+use metaq_broker::Node;
 use metaq_config::{BrokerConfig, Live, address};
 use metaq_registry::{Embedded, Registry, Role, Wanted, WantedTopic};
 use metaq_store::{Store, StoreOptions};
@@ -103,11 +103,7 @@ pub fn wanted(config: &BrokerConfig, store: &Store, role: Role, uri: &str) -> Wa
 }
 
 /// The first line of the log: what runs, and by which configuration.
-pub fn log_configuration(config: &BrokerConfig, role: &NodeRole) {
-    let role = match role {
-        NodeRole::Master => "master".to_owned(),
-        NodeRole::Slave { slave_id, .. } => format!("slave {slave_id}"),
-    };
+pub fn log_configuration(config: &BrokerConfig, role: &str) {
     let system = &config.system;
     info!(
         version = env!("CARGO_PKG_VERSION"),

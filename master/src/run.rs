@@ -39,7 +39,7 @@ pub fn run(args: &CommonArgs) -> ExitCode {
 
 async fn serve(config: BrokerConfig, local: bool) -> Result<()> {
     assembly::raise_descriptor_limit();
-    assembly::log_configuration(&config, &NodeRole::Master);
+    assembly::log_configuration(&config, "master");
     let live = Live::new(config);
     let config = live.snapshot();
     let store = {

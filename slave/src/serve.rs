@@ -20,8 +20,7 @@ pub(crate) async fn serve(config: BrokerConfig, slave_id: SlaveId, slave: SlaveC
     }
     assembly::raise_descriptor_limit();
     let (master_sender, master) = watch::channel(args.master.as_deref().map(as_uri));
-    let role = NodeRole::Slave { slave_id, master: master.clone() };
-    assembly::log_configuration(&config, &role);
+    assembly::log_configuration(&config, &format!("slave {slave_id}"));
     let live = Live::new(config);
     let config = live.snapshot();
     let store = {
@@ -31,18 +30,18 @@ pub(crate) async fn serve(config: BrokerConfig, slave_id: SlaveId, slave: SlaveC
     let _embedded = if args.common.local { Some(assembly::start_embedded(&config)?) } else { None };
 
     let (listener, uri) = assembly::listen(&config).await?;
+    let (partitions, partitions_seen) = watch::channel(configured_partitions(&config));
+    let link = start_link(&live, &store, slave_id, slave, partitions_seen, master.clone());
     let node = Node::start(NodeOptions {
         config: live.clone(),
         store: Arc::clone(&store),
-        role,
+        role: NodeRole::Slave { slave_id, master, progress: link.status_source() },
         uri: uri.clone(),
         listener,
         epoch: 0,
     })?;
     let wanted = assembly::wanted(&config, &store, Role::Slave(slave_id), &uri);
     let registry = Registry::start(&config.zookeeper, wanted);
-    let (partitions, partitions_seen) = watch::channel(configured_partitions(&config));
-    let link = start_link(&live, &store, slave_id, slave, partitions_seen, master);
     info!(uri, %slave_id, "serving as slave");
 
     let slave = Slave { live, node, store, registry, slave_id, uri, partitions };

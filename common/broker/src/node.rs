@@ -10,6 +10,7 @@ use crate::topics::Topics;
 use crate::view;
 use bytes::BytesMut;
 use metaq_config::{BrokerConfig, Live, Topic};
+use metaq_link::driver::StatusSource;
 use metaq_link::replicas::{Replicas, write_stats};
 use metaq_store::{Flush, PartitionRules, Store};
 use metaq_types::limits::{CONNECTION_IDLE_MAX, CONNECTIONS_MAX, MESSAGE_BYTES_MAX, RECORD_HEADER_BYTES};
@@ -40,6 +41,8 @@ pub enum NodeRole {
     Slave {
         slave_id: SlaveId,
         master: watch::Receiver<Option<String>>,
+        /// How far it has copied the master, for `stats replication`.
+        progress: StatusSource,
     },
 }
 
@@ -187,7 +190,7 @@ impl Shared {
         Answer::text(status, failed(&self.uri, topic, i64::from(partition), detail))
     }
 
-    /// The body of `stats replicas`.
+    /// The lines of `stats replicas`.
     pub(crate) fn replica_lines(&self) -> String {
         let end_of = |id: &PartitionId| {
             let partition = self.store.get(&id.topic, id.number as i32)?;

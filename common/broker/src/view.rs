@@ -41,9 +41,6 @@ fn empty_topics(node: &Shared, held: &BTreeMap<TopicName, Held>) -> Vec<TopicNam
 
 /// The whole answer to `stats <item>`, framed by STATS and END; `config` is not framed and not here.
 pub(crate) fn stats(node: &Shared, item: &str) -> String {
-    if item == "replicas" {
-        return node.replica_lines();
-    }
     let mut out = String::from("STATS\r\n");
     match item.trim() {
         "" => broker(node, &mut out),
@@ -51,6 +48,10 @@ pub(crate) fn stats(node: &Shared, item: &str) -> String {
         "topics" => topics(node, &mut out),
         "offsets" => offsets(node, &mut out),
         "realtime" => realtime(node, &mut out),
+        "replicas" => out.push_str(&node.replica_lines()),
+        "replication" if let NodeRole::Slave { progress, .. } = &node.role => {
+            out.push_str(&metaq_link::progress::write_stats(&progress()));
+        }
         "reset" => {
             reset(node);
             out.push_str("reset ok\r\n");

@@ -9,10 +9,10 @@
 //! only listens asks for its share of a second one.
 
 mod append;
+mod board;
 mod follow;
 mod recorder;
 mod session;
-mod status;
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -25,11 +25,10 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
-pub use status::{LinkState, LinkStatus, PartitionStatus};
-
+use crate::progress::LinkStatus;
+use board::Board;
 use recorder::Recorder;
 use session::SessionEnd;
-use status::Board;
 
 const RECONNECT_PAUSE_MIN: Duration = Duration::from_millis(50);
 const RECONNECT_PAUSE_MAX: Duration = Duration::from_secs(1);
@@ -52,6 +51,9 @@ pub struct LinkOptions {
     pub data_path: std::path::PathBuf,
 }
 
+/// Asks a link how far it is.
+pub type StatusSource = Arc<dyn Fn() -> LinkStatus + Send + Sync>;
+
 /// A running link. It goes on for ever, whether or not there is a master; [`Link::close`] ends it.
 pub struct Link {
     board: Arc<Board>,
@@ -72,10 +74,10 @@ impl Link {
         self.board.status()
     }
 
-    /// A cheap handle that outlives the borrow, for whoever shows the status.
-    pub fn status_source(&self) -> impl Fn() -> LinkStatus + Send + Sync + Clone + 'static + use<> {
+    /// For whoever shows the status while the link runs.
+    pub fn status_source(&self) -> StatusSource {
         let board = Arc::clone(&self.board);
-        move || board.status()
+        Arc::new(move || board.status())
     }
 
     /// Ends the connection, waits for the appends in flight and writes the record. The store must still be open.

@@ -11,6 +11,7 @@
 
 pub mod driver;
 pub mod listing;
+pub mod progress;
 pub mod promotion;
 pub mod pull;
 pub mod replicas;

@@ -1,4 +1,5 @@
 //! A link copies a master over a real socket into a real store.
+#![expect(clippy::unwrap_used, reason = "also in the functions that tests share")]
 
 mod support;
 
@@ -8,7 +9,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use metaq_link::driver::{Link, LinkOptions, LinkState};
+use metaq_link::driver::{Link, LinkOptions};
+use metaq_link::progress::LinkState;
 use metaq_link::promotion::Record;
 use metaq_store::Store;
 use metaq_types::{PartitionId, SlaveId};

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use metaq_link::progress;
 use metaq_link::replicas::{ReplicaLine, parse_stats};
 use metaq_types::{BrokerId, Offset, PartitionId, SlaveId};
 use serde::Serialize;
@@ -41,7 +42,8 @@ struct Told {
 /// What a slave says of itself.
 struct Slave {
     ends: BTreeMap<PartitionId, Offset>,
-    stopped: BTreeMap<PartitionId, String>,
+    /// Partitions it does not copy at the moment, and why.
+    notes: BTreeMap<PartitionId, String>,
 }
 
 pub(crate) async fn status(source: &Source, format: Format) -> anyhow::Result<()> {
@@ -112,7 +114,10 @@ async fn ask_master(address: &str) -> anyhow::Result<(Vec<ReplicaLine>, BTreeMap
 async fn ask_slave(address: &str) -> anyhow::Result<Slave> {
     let client = cluster::connect(address).await?;
     let ends = ends(&client).await?;
-    Ok(Slave { ends, stopped: BTreeMap::new() })
+    let text = client.stats("replication").await?;
+    let copies = progress::parse_stats(&String::from_utf8_lossy(&text)).map(|status| status.partitions);
+    let notes = copies.unwrap_or_default().into_iter().filter_map(|copy| Some((copy.partition, copy.note?)));
+    Ok(Slave { ends, notes: notes.collect() })
 }
 
 async fn ends(client: &metaq_client::Client) -> anyhow::Result<BTreeMap<PartitionId, Offset>> {
@@ -151,7 +156,7 @@ fn row(
 ) -> Row {
     let own = says.and_then(|says| says.as_ref().ok());
     let slave_end = own.and_then(|own| own.ends.get(partition)).copied();
-    let stopped = own.and_then(|own| own.stopped.get(partition));
+    let note = own.and_then(|own| own.notes.get(partition));
     let master_end = line.map(|line| line.end).or_else(|| told.master_ends.get(partition).copied());
     let reached = line.map(|line| line.confirmed).or(slave_end);
     let lag_bytes = line.map(|line| line.lag_bytes).or_else(|| {
@@ -159,7 +164,7 @@ fn row(
         Some(known.bytes_since(reached.unwrap_or(Offset::ZERO)))
     });
     let (state, detail) = match (&told.replicas, line, says) {
-        _ if stopped.is_some() => ("stopped", stopped.cloned()),
+        _ if note.is_some() => ("not copying", note.cloned()),
         (Err(reason), _, _) => ("no master", Some(reason.clone())),
         (Ok(_), None, _) => ("not copied", Some("the slave has not asked its master for it".to_owned())),
         (Ok(_), Some(line), _) if !line.connected => ("disconnected", None),

@@ -50,7 +50,7 @@ pub(crate) fn put(conversation: &Conversation, put: Put) {
 /// Every check before the store is asked, in the original's order (broker-behaviour, "2. put").
 fn accept(node: &Shared, state: Option<&TopicState>, put: &Put) -> Result<(Arc<Partition>, i32), Refused> {
     let refuse = |status, detail: String| Refused { status, partition: put.partition, detail };
-    if let NodeRole::Slave { slave_id, master } = &node.role {
+    if let NodeRole::Slave { slave_id, master, .. } = &node.role {
         let master = master.borrow().clone().unwrap_or_else(|| "not known at the moment".to_owned());
         let detail = format!(
             "this broker is slave {slave_id} of broker {} and accepts no messages; send them to its master: {master}",

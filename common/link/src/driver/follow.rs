@@ -14,7 +14,7 @@ use tracing::warn;
 
 use super::LinkOptions;
 use super::append;
-use super::status::{Board, Cell};
+use super::board::{Board, Cell};
 use crate::pull::{Answer, Log, NextGet, Pull, Step};
 
 /// What a get asks for when its bytes are known to wait.

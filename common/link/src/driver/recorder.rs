@@ -7,7 +7,7 @@ use tokio::time::MissedTickBehavior;
 use tokio_util::sync::CancellationToken;
 use tracing::warn;
 
-use super::status::Board;
+use super::board::Board;
 use crate::promotion::{Record, RecordError};
 
 const INTERVAL: Duration = Duration::from_secs(1);

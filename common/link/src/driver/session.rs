@@ -12,8 +12,8 @@ use tokio_util::sync::CancellationToken;
 use tracing::info;
 
 use super::LinkOptions;
+use super::board::Board;
 use super::follow::{self, Budget, Follow};
-use super::status::Board;
 use crate::listing::{self, Listed};
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);

@@ -7,49 +7,9 @@ use metaq_types::{Offset, PartitionId};
 use parking_lot::Mutex;
 
 use super::LinkOptions;
+use crate::progress::{LinkState, LinkStatus, PartitionStatus};
 use crate::promotion::{Known, Record};
 use crate::pull::Pull;
-
-/// What the link does now.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum LinkState {
-    /// No master is known.
-    NoMaster,
-    Connecting {
-        master: String,
-    },
-    Following {
-        master: String,
-    },
-    /// The last attempt ended so; another follows.
-    Lost {
-        master: String,
-        reason: String,
-    },
-}
-
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct LinkStatus {
-    pub state: LinkState,
-    /// When the master last answered; 0 for never.
-    pub heard_unix_ms: u64,
-    pub partitions: Vec<PartitionStatus>,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct PartitionStatus {
-    pub partition: PartitionId,
-    pub own_end: Offset,
-    pub master_end: Option<Offset>,
-    /// Why it is not copied now, unless it is.
-    pub note: Option<String>,
-}
-
-impl PartitionStatus {
-    pub fn lag_bytes(&self) -> u64 {
-        self.master_end.map_or(0, |end| end.bytes_since(self.own_end))
-    }
-}
 
 /// Where tasks put down what they see and others read it.
 pub(super) struct Board {
