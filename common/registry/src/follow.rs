@@ -2,9 +2,9 @@
 
 use crate::paths;
 use crate::zookeeper::{Retry, Shared};
-use std::time::Duration;
+use tokio::sync::oneshot;
 use tokio::time::sleep;
-use zookeeper_client::{Client, Error, OneshotWatcher};
+use zookeeper_client::{Client, Error};
 
 /// The master of a broker id, as published.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -15,11 +15,29 @@ pub struct MasterAt {
     pub checksum: Option<u32>,
 }
 
+/// Fires when a node was created, changed or deleted, or when the session ended.
+pub(crate) type Watch = oneshot::Receiver<()>;
+
+/// One node whose data is followed.
+#[derive(Default)]
+struct Followed {
+    data: Option<Vec<u8>>,
+    watch: Option<Watch>,
+}
+
+/// What is followed of a master.
+#[derive(Default)]
+struct Follower {
+    uri: Followed,
+    checksum: Followed,
+}
+
 /// Follows the master for as long as the session lives; never returns before that. Cancel-safe.
 pub(crate) async fn follow(shared: &Shared, client: &Client) -> Error {
+    let mut follower = Follower::default();
     let mut retry = Retry::new();
     loop {
-        match look(shared, client).await {
+        match follower.look(shared, client).await {
             Ok(()) => retry = Retry::new(),
             Err(error) if ends_session(&error) => return error,
             // Disconnected: the library comes back or ends the session; the last known master stays.
@@ -28,44 +46,72 @@ pub(crate) async fn follow(shared: &Shared, client: &Client) -> Error {
     }
 }
 
-pub(crate) fn ends_session(error: &Error) -> bool {
-    matches!(error, Error::SessionExpired | Error::ClientClosed | Error::AuthFailed | Error::SessionMoved)
-}
-
-/// Publishes the master as it is now and returns when that changed, or after a while: a lost watch must not hide a
-/// promotion.
-async fn look(shared: &Shared, client: &Client) -> Result<(), Error> {
-    let id = shared.wanted.borrow().broker_id;
-    let (uri, uri_changed) = read_and_watch(client, &shared.paths.master(id)).await?;
-    let (checksum, checksum_changed) = read_and_watch(client, &shared.paths.checksum(id)).await?;
-    let master = uri.map(|uri| MasterAt {
-        uri: String::from_utf8_lossy(&uri).into_owned(),
-        checksum: checksum.as_deref().and_then(paths::parse_checksum),
-    });
-    shared.master.send_if_modified(|current| {
-        let changed = *current != master;
-        *current = master;
-        changed
-    });
-    tokio::select! {
-        _ = uri_changed.changed() => {}
-        _ = checksum_changed.changed() => {}
-        () = sleep(shared.zk.sync_time.max(Duration::from_secs(1))) => {}
+impl Follower {
+    /// Publishes the master as it is now, and returns when that may have changed or after a while: a lost watch must
+    /// not hide a promotion.
+    async fn look(&mut self, shared: &Shared, client: &Client) -> Result<(), Error> {
+        let id = shared.wanted.borrow().broker_id;
+        self.uri.read(client, &shared.paths.master(id)).await?;
+        self.checksum.read(client, &shared.paths.checksum(id)).await?;
+        let master = self.uri.data.as_ref().map(|uri| MasterAt {
+            uri: String::from_utf8_lossy(uri).into_owned(),
+            checksum: self.checksum.data.as_deref().and_then(paths::parse_checksum),
+        });
+        shared.master.send_if_modified(|current| {
+            let changed = *current != master;
+            *current = master;
+            changed
+        });
+        tokio::select! {
+            () = fired(&mut self.uri.watch) => {}
+            () = fired(&mut self.checksum.watch) => {}
+            () = sleep(shared.zk.sync_time) => {}
+        }
+        Ok(())
     }
-    Ok(())
 }
 
-/// A node's data, `None` when there is no such node, and a watcher that fires when either changes.
-pub(crate) async fn read_and_watch(client: &Client, path: &str) -> Result<(Option<Vec<u8>>, OneshotWatcher), Error> {
-    loop {
-        match client.get_and_watch_data(path).await {
-            Ok((data, _, watcher)) => return Ok((Some(data), watcher)),
-            Err(Error::NoNode) => {}
+impl Followed {
+    async fn read(&mut self, client: &Client, path: &str) -> Result<(), Error> {
+        if self.watch.is_none() {
+            let (_, watch) = watch(client, path).await?;
+            self.watch = Some(watch);
+        }
+        self.data = match client.get_data(path).await {
+            Ok((data, _)) => Some(data),
+            Err(Error::NoNode) => None,
             Err(error) => return Err(error),
-        }
-        // Created between the two questions: ask again.
-        if let (None, watcher) = client.check_and_watch_stat(path).await? {
-            return Ok((None, watcher));
-        }
+        };
+        Ok(())
     }
+}
+
+/// Watches a node that need not exist. Also says which session holds it: `None` when it is not there, 0 when it is
+/// persistent.
+///
+/// The watcher is kept until it fires, whatever becomes of the answer: to take it back is a request that a ZooKeeper
+/// before 3.5 answers by closing the connection.
+pub(crate) async fn watch(client: &Client, path: &str) -> Result<(Option<i64>, Watch), Error> {
+    let (stat, watcher) = client.check_and_watch_stat(path).await?;
+    let (fire, watch) = oneshot::channel();
+    tokio::spawn(async move {
+        watcher.changed().await;
+        // Nobody may be waiting any more.
+        let _ = fire.send(());
+    });
+    Ok((stat.map(|stat| stat.ephemeral_owner), watch))
+}
+
+/// Waits for a watch and takes it away when it fires; without one it never returns. Cancel-safe.
+pub(crate) async fn fired(watch: &mut Option<Watch>) {
+    match watch {
+        // A watch whose task is gone tells nothing; it is set again as one that fired.
+        Some(waiting) => drop(waiting.await),
+        None => std::future::pending().await,
+    }
+    *watch = None;
+}
+
+fn ends_session(error: &Error) -> bool {
+    matches!(error, Error::SessionExpired | Error::ClientClosed | Error::AuthFailed | Error::SessionMoved)
 }

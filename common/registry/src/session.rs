@@ -1,6 +1,6 @@
 //! One ZooKeeper session of this node: look at what stands, do the plan, look again now and then.
 
-use crate::follow;
+use crate::follow::{Watch, fired, follow, watch};
 use crate::paths::{self, Paths, Role, Tree};
 use crate::plan::{Operation, Sessions, Standing, Standings, plan};
 use crate::wanted::{Kind, Layout, Node, Wanted};
@@ -31,6 +31,10 @@ pub(crate) struct Keeper {
     stands: Standings,
     /// `stands` was read from ZooKeeper, and all that was done since is in it.
     observed: bool,
+    /// Fires when the holder's node changes under us.
+    holder_watch: Option<Watch>,
+    /// Whether this ZooKeeper can list a session's nodes; those before 3.6 cannot, and close the connection when asked.
+    lists: Option<bool>,
 }
 
 /// What went on between ZooKeeper and the plan.
@@ -41,9 +45,6 @@ enum Setback {
     Failed { path: String, error: Error },
 }
 
-/// Fires when the holder's node changes under us.
-type HolderWatch = Pin<Box<dyn Future<Output = ()> + Send>>;
-
 impl Keeper {
     pub(crate) fn new(paths: &Paths, wanted: &Wanted) -> Keeper {
         Keeper {
@@ -52,6 +53,8 @@ impl Keeper {
             sessions: Sessions { current: 0, earlier: Vec::new(), newcomer: true },
             stands: Standings::new(),
             observed: false,
+            holder_watch: None,
+            lists: None,
         }
     }
 
@@ -65,6 +68,13 @@ impl Keeper {
         self.sessions.current = session;
         self.stands.clear();
         self.observed = false;
+        self.holder_watch = None;
+        self.lists = None;
+    }
+
+    /// This process held its node in the current session.
+    pub(crate) fn was_registered(&self) -> bool {
+        self.stands.get(&self.holder).is_some_and(|standing| standing.owner == self.sessions.current)
     }
 }
 
@@ -72,7 +82,7 @@ impl Keeper {
 pub(crate) async fn serve(shared: &Shared, keeper: &mut Keeper, client: &Client) {
     let followed = async {
         match shared.is_slave() {
-            true => follow::follow(shared, client).await,
+            true => follow(shared, client).await,
             false => std::future::pending().await,
         }
     };
@@ -88,23 +98,20 @@ async fn keep(shared: &Shared, keeper: &mut Keeper, client: &Client) {
     let mut states = client.state_watcher();
     let mut retry = Retry::new();
     let mut remind = Reminder::new();
-    let mut holder_watch: Option<HolderWatch> = None;
     loop {
         let now_wanted = wanted.borrow_and_update().clone();
         let pause = match keeper.reconcile(client, &now_wanted).await {
-            Ok(None) => {
-                keeper.sessions.newcomer = false;
-                registered(shared, &now_wanted);
-                retry = Retry::new();
-                shared.zk.sync_time
-            }
-            Ok(Some(conflict)) => {
-                let message = conflict.to_string();
-                if remind.due(&message, Instant::now()) {
-                    warn!("{message}; trying on until its session ends");
+            Ok(outcome) => {
+                match outcome {
+                    None => registered(shared, keeper, &now_wanted),
+                    Some(conflict) => in_conflict(shared, keeper, conflict, &mut remind),
                 }
-                shared.is(conflict);
-                keeper.observed = false;
+                retry = Retry::new();
+                if !keeper.holder_is_watched(client).await {
+                    // It changed since we looked, before there was a watch to tell us.
+                    keeper.observed = false;
+                    continue;
+                }
                 shared.zk.sync_time
             }
             Err(setback) => {
@@ -117,15 +124,6 @@ async fn keep(shared: &Shared, keeper: &mut Keeper, client: &Client) {
                 retry.next()
             }
         };
-        if holder_watch.is_none() {
-            let (as_observed, watch) = keeper.watch_holder(client).await;
-            holder_watch = watch;
-            if !as_observed {
-                // It changed since we looked, before there was a watch to tell us.
-                keeper.observed = false;
-                continue;
-            }
-        }
         tokio::select! {
             changed = wanted.changed() => if changed.is_err() { return },
             state = states.changed() => {
@@ -133,21 +131,23 @@ async fn keep(shared: &Shared, keeper: &mut Keeper, client: &Client) {
                 if state == SessionState::Disconnected { shared.connecting("the connection broke".to_owned()) }
                 keeper.observed = false;
             }
-            () = fired(&mut holder_watch) => { holder_watch = None; keeper.observed = false; }
+            () = fired(&mut keeper.holder_watch) => keeper.observed = false,
             () = sleep(pause) => keeper.observed = keeper.observed && keeper.verify(client).await,
         }
     }
 }
 
-/// Never returns without a watch.
-async fn fired(watch: &mut Option<HolderWatch>) {
-    match watch {
-        Some(watch) => watch.await,
-        None => std::future::pending().await,
+fn in_conflict(shared: &Shared, keeper: &mut Keeper, conflict: State, remind: &mut Reminder) {
+    let message = conflict.to_string();
+    if remind.due(&message, Instant::now()) {
+        warn!("{message}; trying on until its session ends");
     }
+    shared.is(conflict);
+    keeper.observed = false;
 }
 
-fn registered(shared: &Shared, wanted: &Wanted) {
+fn registered(shared: &Shared, keeper: &mut Keeper, wanted: &Wanted) {
+    keeper.sessions.newcomer = false;
     if *shared.state.borrow() == State::Registered {
         return;
     }
@@ -203,6 +203,7 @@ impl Keeper {
 
     /// Reads every node of the layout, and those that must not be there.
     async fn observe(&mut self, client: &Client, layout: &Layout) -> Result<(), Setback> {
+        self.learn_to_list(client).await?;
         let layout_paths = layout.nodes.iter().map(|node| &node.path).chain(&layout.absent);
         // Nodes of topics no longer wanted that this session may still hold.
         let paths: BTreeSet<String> = layout_paths.chain(self.stands.keys()).cloned().collect();
@@ -222,6 +223,19 @@ impl Keeper {
             }
         }
         self.observed = true;
+        Ok(())
+    }
+
+    /// Asks once a session, before anything depends on the answer or on the connection.
+    async fn learn_to_list(&mut self, client: &Client) -> Result<(), Setback> {
+        if self.lists.is_none() {
+            let path = self.paths.brokers();
+            self.lists = match client.list_ephemerals(&path).await {
+                Ok(_) => Some(true),
+                Err(Error::Unimplemented) => Some(false),
+                Err(error) => return Err(Setback::Failed { path, error }),
+            };
+        }
         Ok(())
     }
 
@@ -269,16 +283,15 @@ impl Keeper {
         first.map_or(Ok(()), Err)
     }
 
-    /// Watches the holder's node; false when it is not the one that was observed. Without an answer there is no watch,
-    /// and the next look at the nodes asks for one again.
-    async fn watch_holder(&self, client: &Client) -> (bool, Option<HolderWatch>) {
-        let Ok((stat, watcher)) = client.check_and_watch_stat(&self.holder).await else { return (true, None) };
-        let observed = self.stands.get(&self.holder).map(|standing| standing.owner);
-        let as_observed = observed == stat.map(|stat| stat.ephemeral_owner);
-        let watch: HolderWatch = Box::pin(async move {
-            watcher.changed().await;
-        });
-        (as_observed, Some(watch))
+    /// Watches the holder's node if that is not done yet; false when it is not the node that was observed. Without an
+    /// answer there is no watch, and the next look at the nodes asks for one again.
+    async fn holder_is_watched(&mut self, client: &Client) -> bool {
+        if self.holder_watch.is_some() {
+            return true;
+        }
+        let Ok((owner, watch)) = watch(client, &self.holder).await else { return true };
+        self.holder_watch = Some(watch);
+        owner == self.stands.get(&self.holder).map(|standing| standing.owner)
     }
 
     fn remember(&mut self, node: &Node) {
@@ -287,8 +300,11 @@ impl Keeper {
     }
 
     /// One question instead of one a node: does the session hold exactly what we remember, and is our own node what
-    /// we wrote? False when that is not certain.
+    /// we wrote? False when that is not certain, as with every ZooKeeper that cannot list: then each node is read.
     async fn verify(&self, client: &Client) -> bool {
+        if self.lists != Some(true) {
+            return false;
+        }
         let held = client.list_ephemerals(&self.paths.brokers());
         let holder = client.get_data(&self.holder);
         let (Ok(held), Ok((data, _))) = (held.await, holder.await) else { return false };
@@ -305,11 +321,9 @@ impl Keeper {
             let wanted = wanted.borrow();
             (wanted.broker_id, wanted.role)
         };
-        let mut held: BTreeSet<String> = match client.list_ephemerals(&self.paths.brokers()).await {
-            Ok(held) => held.into_iter().collect(),
-            // A ZooKeeper before 3.6 cannot say.
-            Err(Error::Unimplemented) => self.held(),
-            Err(error) => return Err(error),
+        let mut held: BTreeSet<String> = match self.lists {
+            Some(true) => client.list_ephemerals(&self.paths.brokers()).await?.into_iter().collect(),
+            _ => self.held(),
         };
         let was_holder = held.remove(&self.holder);
         if was_holder {

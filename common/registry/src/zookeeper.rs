@@ -136,11 +136,6 @@ impl Registry {
         });
     }
 
-    /// What is published, or will be as soon as possible.
-    pub fn wanted(&self) -> Wanted {
-        self.wanted.borrow().clone()
-    }
-
     pub fn state(&self) -> watch::Receiver<State> {
         self.state.clone()
     }
@@ -194,7 +189,6 @@ async fn run(shared: Shared) {
             }
         };
         info!(zookeeper = shared.zk.connect, session = %client.session_id(), "zookeeper session established");
-        retry = Retry::new();
         remind = Reminder::new();
         keeper.begin(client.session_id().0);
         // The session's future holds many operations; boxed, it does not weigh on the task while connecting.
@@ -205,12 +199,22 @@ async fn run(shared: Shared) {
         }
         warn!(session = %client.session_id(), "zookeeper session lost; registering again with a new one");
         shared.connecting("the session expired".to_owned());
+        if keeper.was_registered() {
+            retry = Retry::new();
+        }
+        tokio::select! {
+            () = shared.closing.cancelled() => break,
+            () = sleep(retry.next()) => {}
+        }
     }
     shared.state.send_replace(State::Closed);
 }
 
 pub(crate) async fn connect(zk: &ZooKeeper) -> Result<Client, Error> {
-    let connector = Client::connector().with_session_timeout(zk.session_timeout).with_fail_eagerly();
+    // Kept to what a ZooKeeper 3.4 understands, as many ensembles of the original's days still run: a create request
+    // that it does not know is answered by closing the connection.
+    let connector =
+        Client::connector().with_session_timeout(zk.session_timeout).with_server_version(3, 4, 0).with_fail_eagerly();
     timeout(zk.connection_timeout, connector.connect(&zk.connect)).await.unwrap_or(Err(Error::Timeout))
 }
 

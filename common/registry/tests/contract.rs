@@ -42,6 +42,7 @@ contract!(
     another_address_is_a_conflict_until_it_goes,
     of_two_with_one_address_the_last_stays,
     vanished_nodes_are_put_back,
+    what_stands_in_the_way_is_named_until_it_is_gone,
     a_slave_follows_its_master,
     a_server_that_comes_late_is_waited_for,
     a_thousand_topics_are_registered_quickly,
@@ -227,6 +228,22 @@ async fn vanished_nodes_are_put_back(server: Server) {
     until(whole.clone(), || brokers(&observer)).await;
     observer.set_data("/meta/brokers/ids/0/master", b"meta://nonsense:1", None).await.unwrap();
     until(whole.clone(), || brokers(&observer)).await;
+}
+
+async fn what_stands_in_the_way_is_named_until_it_is_gone(server: Server) {
+    let observer = server.observer().await;
+    // Not ours, and not to be deleted with what somebody keeps below it.
+    let obstacle = "/meta/brokers/topics-pub/test/0-m";
+    observer.mkdir(&format!("{obstacle}/x"), &PERSISTENT).await.unwrap();
+    let master = Registry::start(&server.settings(), recorded(Role::Master));
+    let named = |state: &State| state.to_string().contains(obstacle);
+    reaches(&master, "registering", |state| matches!(state, State::Registering { .. }) && named(state)).await;
+    // The configuration's checksum is published last, so not yet.
+    assert_eq!(data(&observer, "/meta/brokers/ids/0/master_config_checksum").await, None);
+    observer.delete(&format!("{obstacle}/x"), None).await.unwrap();
+    registered(&master).await;
+    assert_eq!(data(&observer, "/meta/brokers/ids/0/master_config_checksum").await.as_deref(), Some("278453567"));
+    assert_ne!(observer.get_data(obstacle).await.unwrap().1.ephemeral_owner, 0);
 }
 
 async fn a_slave_follows_its_master(server: Server) {
