@@ -16,6 +16,9 @@ reload_seconds=${METAQ_RELOAD_SECONDS:-30}
 log_bytes_max=${METAQ_LOG_BYTES_MAX:-104857600}
 log_files_kept=5
 
+# Who is a slave is said by the verb alone.
+unset METAQ_SLAVE_ID
+
 # Exit codes, beside the broker's own (start) and the usual 0 and 1.
 EX_STOPPED=3 EX_USAGE=64 EX_UNAVAILABLE=69 EX_CONFIG=78
 
@@ -125,12 +128,24 @@ slave_id() {
     echo "$id"
 }
 
+# Whether the data was last used by a slave: then a start as master is a promotion.
+was_slave() {
+    local data
+    data=$(ini dataPath "$HOME/meta")
+    (cd "$BASE" && [ -e "$data/.metaq/replica.json" ])
+}
+
 # command_of TYPE: fills the array `launch`
 command_of() {
     local program id
     case $1 in
     "" | master | local)
-        program=$(binary metaq-master) || exit $?
+        # Without a slave id the slave's binary says what may be missing, and is the master then.
+        if was_slave; then
+            program=$(binary metaq-slave) || exit $?
+        else
+            program=$(binary metaq-master) || exit $?
+        fi
         launch=("$program" --config "$config")
         [ "$1" != local ] || launch+=(--local) ;;
     slave)

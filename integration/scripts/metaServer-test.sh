@@ -99,6 +99,13 @@ run 0 'running' restart
 run 0 'running.*master' status
 holds 'restart without the word passes no slave id' bash -c "! grep arguments '$base/logs/metaServer.log' | tail -1 | grep -q slave-id"
 run 0 '--local' restart local
+mkdir -p "$base/data/.metaq"
+sed -i 's/^serverPort.*/&\ndataPath=data/' "$base/conf/server.ini"
+touch "$base/data/.metaq/replica.json"
+METAQ_SLAVE_ID=5 run 0 'metaq-slave --config' restart
+run 0 'running.*master' status
+rm "$base/data/.metaq/replica.json"
+run 0 'metaq-master --config' restart
 run 0 stopped stop
 run 0 'starting it' restart
 run 0 stopped stop
