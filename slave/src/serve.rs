@@ -6,8 +6,7 @@ use metaq_link::driver::{Link, LinkOptions};
 use metaq_master::{assembly, reload};
 use metaq_registry::{MasterAt, Registry, Role, State};
 use metaq_store::Store;
-use metaq_types::{PartitionId, SlaveId};
-use std::collections::BTreeSet;
+use metaq_types::SlaveId;
 use std::sync::Arc;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
@@ -30,8 +29,7 @@ pub(crate) async fn serve(config: BrokerConfig, slave_id: SlaveId, slave: SlaveC
     let _embedded = if args.common.local { Some(assembly::start_embedded(&config)?) } else { None };
 
     let (listener, uri) = assembly::listen(&config).await?;
-    let (partitions, partitions_seen) = watch::channel(configured_partitions(&config));
-    let link = start_link(&live, &store, slave_id, slave, partitions_seen, master.clone());
+    let link = start_link(&live, &store, slave_id, slave, master.clone());
     let node = Node::start(NodeOptions {
         config: live.clone(),
         store: Arc::clone(&store),
@@ -44,7 +42,7 @@ pub(crate) async fn serve(config: BrokerConfig, slave_id: SlaveId, slave: SlaveC
     let registry = Registry::start(&config.zookeeper, wanted);
     info!(uri, %slave_id, "serving as slave");
 
-    let slave = Slave { live, node, store, registry, slave_id, uri, partitions };
+    let slave = Slave { live, node, store, registry, slave_id, uri };
     // A master named on the command line stays the one; its sender only has to live as long as the link looks at it.
     let looked_up = args.master.is_none().then_some(&master_sender);
     let outcome = slave.until_stopped(looked_up).await;
@@ -63,7 +61,6 @@ fn start_link(
     store: &Arc<Store>,
     slave_id: SlaveId,
     slave: SlaveConfig,
-    wanted: watch::Receiver<BTreeSet<PartitionId>>,
     master: watch::Receiver<Option<String>>,
 ) -> Link {
     let rules_from = live.clone();
@@ -73,21 +70,9 @@ fn start_link(
         delay_max: slave.slave_max_delay,
         store: Arc::clone(store),
         rules: Arc::new(move |id| rules_for(&rules_from.current(), &id.topic)),
-        wanted,
         master,
         data_path: live.current().system.data_path.clone(),
     })
-}
-
-/// What the slave asks its master for even before the master has it. Topics that a pattern lets in are followed when
-/// the master lists them.
-fn configured_partitions(config: &BrokerConfig) -> BTreeSet<PartitionId> {
-    let named = config.topics.iter().filter(|(name, _)| !name.contains('*'));
-    named
-        .flat_map(|(topic, settings)| {
-            (0..settings.num_partitions).map(|number| PartitionId { topic: topic.clone(), number })
-        })
-        .collect()
 }
 
 /// A running slave, as far as signals and the registry move it.
@@ -98,7 +83,6 @@ struct Slave {
     registry: Registry,
     slave_id: SlaveId,
     uri: String,
-    partitions: watch::Sender<BTreeSet<PartitionId>>,
 }
 
 impl Slave {
@@ -117,7 +101,6 @@ impl Slave {
                 _ = interrupt.recv() => return Ok(()),
                 _ = hangup.recv() => {
                     if reload(&self.live, &self.node) {
-                        self.partitions.send_replace(configured_partitions(&self.live.snapshot()));
                         self.publish();
                     }
                 }

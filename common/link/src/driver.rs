@@ -14,7 +14,6 @@ mod follow;
 mod recorder;
 mod session;
 
-use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -43,8 +42,6 @@ pub struct LinkOptions {
     pub store: Arc<Store>,
     /// The rules for a partition's log by the configuration of this moment.
     pub rules: Arc<dyn Fn(&PartitionId) -> PartitionRules + Send + Sync>,
-    /// Partitions to follow even before the master has them; those it lists are followed in any case.
-    pub wanted: watch::Receiver<BTreeSet<PartitionId>>,
     /// Where the master is (`meta://host:port`), while that is known.
     pub master: watch::Receiver<Option<String>>,
     /// Where the record for a promotion is kept; see [`crate::promotion`].

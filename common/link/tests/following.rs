@@ -3,7 +3,6 @@
 
 mod support;
 
-use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -21,15 +20,12 @@ struct Slave {
     store: Arc<Store>,
     link: Link,
     master: watch::Sender<Option<String>>,
-    _wanted: watch::Sender<BTreeSet<PartitionId>>,
 }
 
 impl Slave {
-    fn start(data_path: &Path, master: Option<String>, wanted: &[&str]) -> Slave {
+    fn start(data_path: &Path, master: Option<String>) -> Slave {
         let store = open_store(data_path);
         let (master, master_seen) = watch::channel(master);
-        let wanted = wanted.iter().map(|name| name.parse().unwrap()).collect();
-        let (wanted, wanted_seen) = watch::channel(wanted);
         let path = data_path.to_owned();
         let link = Link::start(LinkOptions {
             slave_id: SlaveId::new(0).unwrap(),
@@ -37,11 +33,10 @@ impl Slave {
             delay_max: Duration::from_millis(100),
             store: Arc::clone(&store),
             rules: Arc::new(move |_| rules(&path)),
-            wanted: wanted_seen,
             master: master_seen,
             data_path: data_path.to_owned(),
         });
-        Slave { store, link, master, _wanted: wanted }
+        Slave { store, link, master }
     }
 
     /// Holds every byte of the master's partition.
@@ -69,11 +64,11 @@ async fn files_are_the_same_whatever_the_master_had_before_and_gets_later() {
     master.put("a-0", messages(0..400)).await;
     // Retention has taken the beginning away: names begin later.
     master.put_at("trimmed-3", 1_000_000, messages(0..50)).await;
-    let slave = Slave::start(s.path(), Some(master.uri()), &["a-0", "waited-0"]);
-    master.put("waited-0", messages(0..10)).await;
-    master.put("unannounced-1", messages(0..10)).await;
+    let slave = Slave::start(s.path(), Some(master.uri()));
+    master.put("new-0", messages(0..10)).await;
+    master.put("new-1", messages(0..10)).await;
     master.put("a-0", messages(400..500)).await;
-    for name in ["a-0", "trimmed-3", "waited-0", "unannounced-1"] {
+    for name in ["a-0", "trimmed-3", "new-0", "new-1"] {
         until(name, || slave.holds(&master, name)).await;
     }
     assert!(segments(m.path()).len() > 6, "logs have rolled");
@@ -99,7 +94,7 @@ async fn cut_connections_and_restarts_neither_lose_nor_repeat_a_byte() {
         for name in ["a-0", "a-1", "b-0"] {
             master.put(name, messages(round * 100..(round + 1) * 100)).await;
         }
-        let slave = Slave::start(s.path(), Some(master.uri()), &[]);
+        let slave = Slave::start(s.path(), Some(master.uri()));
         if round % 2 == 1 {
             // Stopped in the middle: what is there is a prefix, and the next round goes on from it.
             until("something is copied", || slave.holds(&master, "a-0")).await;
@@ -112,7 +107,7 @@ async fn cut_connections_and_restarts_neither_lose_nor_repeat_a_byte() {
         slave.stop().await;
     }
     master.faults.cut_every.store(0, Ordering::SeqCst);
-    let slave = Slave::start(s.path(), Some(master.uri()), &[]);
+    let slave = Slave::start(s.path(), Some(master.uri()));
     for name in ["a-0", "a-1", "b-0"] {
         until(name, || slave.holds(&master, name)).await;
     }
@@ -123,7 +118,7 @@ async fn cut_connections_and_restarts_neither_lose_nor_repeat_a_byte() {
 #[tokio::test]
 async fn a_master_that_comes_late_goes_and_returns_elsewhere_is_followed() {
     let (m, s) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-    let slave = Slave::start(s.path(), None, &["a-0"]);
+    let slave = Slave::start(s.path(), None);
     assert_eq!(slave.link.status().state, LinkState::NoMaster);
     let master = Master::start(m.path(), Faults::default()).await;
     master.put("a-0", messages(0..50)).await;
@@ -152,7 +147,7 @@ async fn a_slave_that_reaches_further_stops_there_and_deletes_nothing() {
     let master = Master::start(m.path(), Faults::default()).await;
     master.put("a-0", messages(0..60)).await;
     master.put("b-0", messages(0..60)).await;
-    let slave = Slave::start(s.path(), Some(master.uri()), &[]);
+    let slave = Slave::start(s.path(), Some(master.uri()));
     until("the other partition is copied", || slave.holds(&master, "b-0")).await;
     let note = slave.note("a-0").unwrap();
     assert!(note.starts_with("diverged: "), "{note}");
@@ -174,7 +169,7 @@ async fn a_gap_stops_one_partition_and_is_not_closed_up() {
     let kept = segments(s.path());
     let master = Master::start(m.path(), Faults::default()).await;
     master.put_at("a-0", 50_000, messages(0..60)).await;
-    let slave = Slave::start(s.path(), Some(master.uri()), &[]);
+    let slave = Slave::start(s.path(), Some(master.uri()));
     until("the gap is seen", || slave.note("a-0").is_some_and(|note| note.starts_with("gap: "))).await;
     slave.stop().await;
     assert_eq!(segments(s.path()), kept);
@@ -186,7 +181,7 @@ async fn bytes_that_fail_their_checks_are_fetched_again_and_never_stored() {
     let faults = Faults { corrupt_next: AtomicU32::new(2), ..Faults::default() };
     let master = Master::start(m.path(), faults).await;
     master.put("a-0", messages(0..20)).await;
-    let slave = Slave::start(s.path(), Some(master.uri()), &[]);
+    let slave = Slave::start(s.path(), Some(master.uri()));
     until("the copy is made in spite of it", || slave.holds(&master, "a-0")).await;
     assert_eq!(segments(m.path()), segments(s.path()));
     slave.stop().await;
@@ -198,7 +193,7 @@ async fn an_original_master_is_followed_to_the_same_files() {
     let master = Master::start(m.path(), Faults { original: true, ..Faults::default() }).await;
     master.put("a-0", messages(0..400)).await;
     master.put_at("trimmed-0", 77_000, messages(0..50)).await;
-    let slave = Slave::start(s.path(), Some(master.uri()), &["a-0"]);
+    let slave = Slave::start(s.path(), Some(master.uri()));
     until("a-0", || slave.holds(&master, "a-0")).await;
     master.put("later-0", messages(0..30)).await;
     master.put("a-0", messages(400..500)).await;

@@ -73,8 +73,10 @@ pub(super) struct Follow {
     pub(super) budget: Arc<Budget>,
     pub(super) stop: CancellationToken,
     pub(super) partition: PartitionId,
-    /// First offset and end, when the master listed the partition.
-    pub(super) listed: Option<(Offset, Offset)>,
+    /// The first offset that the master listed.
+    pub(super) first: Offset,
+    /// The end that it listed.
+    pub(super) end: Offset,
 }
 
 /// Follows until told to stop, until the partition stops by itself, or until the connection is gone. Never abandons an
@@ -85,10 +87,8 @@ pub(super) async fn run(follow: Follow) {
         None => Log::Absent { from: Offset::ZERO },
         Some(log) => Log::Present { first: log.positions().kept, end: log.positions().written },
     });
-    if let Some((first, end)) = follow.listed {
-        pull.on_listing(first, end);
-    }
-    follow.board.update(&follow.cell, &pull, follow.listed.is_some());
+    pull.on_listing(follow.first, follow.end);
+    follow.board.update(&follow.cell, &pull, true);
     while let Some(get) = pull.next_get() {
         let answered = tokio::select! {
             // An answer that came before the connection ended is used.

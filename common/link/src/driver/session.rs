@@ -8,6 +8,7 @@ use metaq_types::{MessageId, PartitionId};
 use metaq_wire::{Greeting, Role, Text};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tracing::info;
 
@@ -22,6 +23,9 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 
 const KEEP_ALIVE_WAIT: Duration = Duration::from_secs(1);
+
+/// The list of partitions is asked for no more often than this.
+const LIST_INTERVAL_MIN: Duration = Duration::from_millis(250);
 
 /// How a session ended; it never ends well, since a link has no end of its own.
 pub(super) struct SessionEnd {
@@ -92,6 +96,7 @@ struct Session {
     budget: Arc<Budget>,
     /// The master's generation of its list; `None` behind a master without greetings.
     catalog: Option<u64>,
+    listed_at: Instant,
     followed: HashSet<PartitionId>,
     tasks: JoinSet<()>,
     stop: CancellationToken,
@@ -108,33 +113,32 @@ impl Session {
             client,
             budget: Arc::default(),
             catalog: None,
+            listed_at: Instant::now(),
             followed: HashSet::new(),
             tasks: JoinSet::new(),
             stop: CancellationToken::new(),
         };
         session.greet(None).await?;
         let listed = session.list().await?;
-        session.follow(&listed);
+        session.follow(listed);
         Ok(session)
     }
 
     /// Serves until the connection fails; the answer says how.
     async fn serve(&mut self) -> String {
-        let mut wanted = self.options.wanted.clone();
         loop {
             let known = self.catalog;
-            let changed = tokio::select! {
-                greeted = self.greet(Some(KEEP_ALIVE_WAIT)) => match greeted {
-                    Ok(()) => self.catalog != known || self.catalog.is_none(),
-                    Err(reason) => return reason,
-                },
-                Ok(()) = wanted.changed() => true,
-            };
-            if changed {
-                match self.list().await {
-                    Ok(listed) => self.follow(&listed),
-                    Err(reason) => return reason,
-                }
+            if let Err(reason) = self.greet(Some(KEEP_ALIVE_WAIT)).await {
+                return reason;
+            }
+            if self.catalog == known && known.is_some() {
+                continue;
+            }
+            // The first new partition is followed at once; many new ones do not cause as many lists.
+            tokio::time::sleep_until(self.listed_at + LIST_INTERVAL_MIN).await;
+            match self.list().await {
+                Ok(listed) => self.follow(listed),
+                Err(reason) => return reason,
             }
         }
     }
@@ -190,17 +194,18 @@ impl Session {
         }
     }
 
-    async fn list(&self) -> Result<Vec<Listed>, String> {
+    /// The master's partitions. There is no other source of what to follow: a partition of the configuration that the
+    /// master does not have would cost a poll for nothing, and comes into the list with its first message.
+    async fn list(&mut self) -> Result<Vec<Listed>, String> {
+        self.listed_at = Instant::now();
         let text = in_time(self.client.stats("offsets"), None).await?;
         self.board.heard();
         Ok(listing::parse(&String::from_utf8_lossy(&text)))
     }
 
     /// Starts what is not followed yet.
-    fn follow(&mut self, listed: &[Listed]) {
-        let wanted = self.options.wanted.borrow().clone();
-        let known = listed.iter().map(|listed| (listed.partition.clone(), Some(listed)));
-        for (partition, listed) in known.chain(wanted.into_iter().map(|partition| (partition, None))) {
+    fn follow(&mut self, listed: Vec<Listed>) {
+        for Listed { partition, first, end } in listed {
             if !self.followed.insert(partition.clone()) {
                 continue;
             }
@@ -211,8 +216,9 @@ impl Session {
                 client: self.client.clone(),
                 budget: Arc::clone(&self.budget),
                 stop: self.stop.clone(),
-                listed: listed.map(|listed| (listed.first, listed.end)),
                 partition,
+                first,
+                end,
             };
             self.tasks.spawn(follow::run(follow));
         }
