@@ -63,9 +63,14 @@ impl Partition {
 
     /// As [`Partition::write_queued`], but waits for the writer.
     pub(crate) fn write_all_queued(self: &Arc<Self>) {
-        self.drain(&mut self.writer.lock(), Hand::Committer);
-        // Whoever appended while we held the writer left it to us.
+        self.with_writer(|writer| self.drain(writer, Hand::Committer));
+    }
+
+    /// The one way to wait for the writer: whoever appended while we held it found it taken and left the append to us.
+    fn with_writer<Outcome>(self: &Arc<Self>, act: impl FnOnce(&mut Writer) -> Outcome) -> Outcome {
+        let outcome = act(&mut self.writer.lock());
         self.write_queued();
+        outcome
     }
 
     fn drain(self: &Arc<Self>, writer: &mut Writer, hand: Hand) {
@@ -322,19 +327,18 @@ impl Partition {
 
     /// Syncs what is written at this moment. Appends go on meanwhile.
     pub(crate) fn sync(self: &Arc<Self>, cause: FlushCause) {
-        let (file, end) = {
-            let mut writer = self.writer.lock();
-            let Some(file) = writer.unsynced_file.clone() else { return };
+        let unsynced = self.with_writer(|writer| {
             writer.unsynced_records = 0;
-            (file, writer.end)
-        };
-        if !self.sync_file(&file, end, cause) {
-            return self.write_queued();
-        }
-        let mut writer = self.writer.lock();
-        if writer.end == end {
-            writer.unsynced_file = None;
-        }
+            writer.unsynced_file.clone().map(|file| (file, writer.end))
+        });
+        let Some((file, end)) = unsynced else { return };
+        let synced = self.sync_file(&file, end, cause);
+        // After a failure the handle is kept for nothing, but what is queued is refused here.
+        self.with_writer(|writer| {
+            if synced && writer.end == end {
+                writer.unsynced_file = None;
+            }
+        });
     }
 
     /// Makes the bytes up to `end` durable, which were written through `file`, and tells whoever waits for that.

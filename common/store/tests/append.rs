@@ -3,7 +3,7 @@ mod support;
 use metaq_store::{Ack, Flush, FlushCause, PartitionRules, Reader, SliceAt};
 use metaq_types::Offset;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use support::*;
 
 #[test]
@@ -309,5 +309,21 @@ async fn what_is_written_while_a_reader_waits_is_synced_soon() {
         tokio::task::yield_now().await;
         append(&partition, b"x", Ack::new(Arc::new(Outcomes::default()), number));
         tokio::time::timeout(DEADLINE, waiting).await.unwrap().unwrap();
+    }
+}
+
+/// An append that finds the writer taken by a sync is left to it, and must not be forgotten there.
+#[test]
+fn appends_beside_syncs_are_all_answered() {
+    let setup = Setup::new(1000, 1 << 20);
+    let store = setup.open();
+    let partition = setup.partition(&store, "test-0");
+    let until = Instant::now() + Duration::from_millis(500);
+    while Instant::now() < until {
+        put(&partition, b"x").unwrap();
+        partition.request_sync();
+        put(&partition, b"y").unwrap();
+        partition.request_sync();
+        wait_synced(&partition);
     }
 }

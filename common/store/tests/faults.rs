@@ -52,7 +52,10 @@ fn a_full_disk_refuses_and_recovers() {
             put(&partition, b"before").unwrap();
             disk.add(Fault::FullAfter(left));
             let refused = refusal(put(&partition, &[7; 25]));
-            assert!(matches!(refused, Refusal::DiskFull(_)) && refused.to_string().starts_with("disk full"), "{refused}");
+            assert!(
+                matches!(refused, Refusal::DiskFull(_)) && refused.to_string().starts_with("disk full"),
+                "{refused}"
+            );
             assert_eq!(fs::metadata(setup.segment("test-0", 0)).unwrap().len(), 26, "{left} bytes left");
             assert_eq!(partition.health(), Health::Ok);
             disk.heal();

@@ -166,8 +166,7 @@ impl Run {
             return;
         }
         let first = place.index(visible.len());
-        let SliceAt::Bytes(slice) =
-            self.partition.slice(visible[first].offset as i64, bytes_max, Reader::Consumer)
+        let SliceAt::Bytes(slice) = self.partition.slice(visible[first].offset as i64, bytes_max, Reader::Consumer)
         else {
             panic!("a message is there")
         };
