@@ -13,7 +13,7 @@ use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tracing::{info, warn};
-use zookeeper_client::{Client, Error};
+use zookeeper_client::{Client, Error, SessionState};
 
 /// Between two attempts, doubled from the first to the second of these.
 const RETRY_MIN: Duration = Duration::from_millis(100);
@@ -24,6 +24,9 @@ const REMIND_EVERY: Duration = Duration::from_secs(60);
 
 /// A clean stop does not wait longer for a ZooKeeper that does not answer; the session's time-out does the rest.
 const CLOSE_PATIENCE: Duration = Duration::from_secs(5);
+
+/// The same while the connection is already broken: whoever promotes this slave waits for its stop.
+const CLOSE_PATIENCE_DISCONNECTED: Duration = Duration::from_millis(500);
 
 /// How far the registry is. Only [`State::Registered`] means that clients can find this node.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -221,6 +224,8 @@ pub(crate) async fn connect(zk: &ZooKeeper) -> Result<Client, Error> {
 /// Unregisters and closes the session, so that clients leave before the broker does.
 async fn end(keeper: &Keeper, shared: &Shared, client: Client) {
     let mut states = client.state_watcher();
+    let connected = client.state() != SessionState::Disconnected;
+    let patience = if connected { CLOSE_PATIENCE } else { CLOSE_PATIENCE_DISCONNECTED };
     let farewell = async {
         let unregistered = keeper.unregister(&client, &shared.wanted).await;
         // The session is closed once the last client is gone.
@@ -228,7 +233,7 @@ async fn end(keeper: &Keeper, shared: &Shared, client: Client) {
         while !states.changed().await.is_terminated() {}
         unregistered
     };
-    match timeout(CLOSE_PATIENCE, Box::pin(farewell)).await {
+    match timeout(patience, Box::pin(farewell)).await {
         Ok(Ok(())) => info!("unregistered from zookeeper"),
         Ok(Err(error)) => warn!(%error, "could not unregister; the nodes go with the session"),
         Err(_) => warn!("zookeeper did not answer; the nodes go when the session times out"),

@@ -351,6 +351,19 @@ async fn watches_fire_once(server: Server) {
     until(0, || async { a.list_children("/w").await.unwrap().len() }).await;
 }
 
+/// Whoever promotes a slave whose registry died with its master waits for the slave's stop.
+#[tokio::test]
+async fn a_close_without_connection_is_short() {
+    let mut server = Server::embedded();
+    let registry = Registry::start(&server.settings(), recorded(Role::Master));
+    registered(&registry).await;
+    server.kill().await;
+    reaches(&registry, "connecting", |state| matches!(state, State::Connecting { .. })).await;
+    let start = Instant::now();
+    registry.close().await;
+    assert!(start.elapsed() < Duration::from_secs(2), "{:?}", start.elapsed());
+}
+
 #[tokio::test]
 async fn without_zookeeper_there_is_nothing_to_do() {
     let server = Server::embedded();
