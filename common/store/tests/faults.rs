@@ -1,5 +1,7 @@
 //! A disk that fails in every way: each ends recovered or poisoned, never in silence.
 
+#![expect(clippy::unwrap_used, reason = "the helpers of tests are test code")]
+
 mod support;
 
 use metaq_store::{Ack, AppendError, Appended, FlushCause, Health, Refusal, Store, StoreOptions};

@@ -1,5 +1,7 @@
 //! Data directories that the original broker wrote open in place: everything in them is read back, and puts continue.
 
+#![expect(clippy::unwrap_used, reason = "the helpers of tests are test code")]
+
 mod support;
 
 use metaq_store::{Store, StoreOptions};

@@ -1,5 +1,7 @@
 //! Random sequences of everything a log goes through, compared with a vector.
 
+#![expect(clippy::unwrap_used, reason = "the helpers of tests are test code")]
+
 mod support;
 
 use metaq_store::{Partition, Reader, SliceAt, Store};

@@ -1,3 +1,5 @@
+#![expect(clippy::unwrap_used, reason = "the helpers of tests are test code")]
+
 mod support;
 
 use metaq_store::{OpenError, Reader, SliceAt, Store, StoreOptions};

@@ -1,12 +1,12 @@
 //! A disk that fails when told to, and that forgets what was not synced when the power goes.
 
 use metaq_store::{Disk, OsDisk};
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::HashMap;
 use std::fs::{self, File};
 use std::io::{self, ErrorKind, IoSlice};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::sync::Mutex;
 
 /// What goes wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,29 +43,29 @@ pub(crate) struct FaultyDisk {
 
 impl FaultyDisk {
     pub(crate) fn add(&self, fault: Fault) {
-        self.state.lock().unwrap().faults.push(fault);
+        self.state.lock().faults.push(fault);
     }
 
     pub(crate) fn heal(&self) {
-        self.state.lock().unwrap().faults.clear();
+        self.state.lock().faults.clear();
     }
 
     /// The process dies at this many changes from now.
     pub(crate) fn die_after(&self, changes: u64) {
-        self.state.lock().unwrap().changes_left = Some(changes);
+        self.state.lock().changes_left = Some(changes);
     }
 
     pub(crate) fn changes(&self) -> u64 {
-        self.state.lock().unwrap().changes
+        self.state.lock().changes
     }
 
     pub(crate) fn syncs(&self) -> u64 {
-        self.state.lock().unwrap().syncs
+        self.state.lock().syncs
     }
 
     /// Leaves in `root` what is sure to survive: synced bytes under synced names.
     pub(crate) fn power_failure(&self, root: &Path) {
-        let state = self.state.lock().unwrap();
+        let state = self.state.lock();
         for name in &state.unsynced_names {
             let _ = fs::remove_file(name);
         }
@@ -81,8 +81,8 @@ impl FaultyDisk {
         }
     }
 
-    fn change(&self) -> io::Result<std::sync::MutexGuard<'_, State>> {
-        let mut state = self.state.lock().unwrap();
+    fn change(&self) -> io::Result<MutexGuard<'_, State>> {
+        let mut state = self.state.lock();
         state.changes += 1;
         match &mut state.changes_left {
             Some(0) => return Err(dead()),

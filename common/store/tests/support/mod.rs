@@ -9,9 +9,10 @@ use metaq_store::{
 };
 use metaq_types::{BrokerId, Offset, PartitionId};
 use metaq_wire::{RecordHeader, Records};
+use parking_lot::{Condvar, Mutex};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Condvar, Mutex};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 pub(crate) const DEADLINE: Duration = Duration::from_secs(30);
@@ -82,7 +83,7 @@ pub(crate) struct Outcomes {
 
 impl AckSink for Outcomes {
     fn acked(&self, ticket: u64, outcome: Result<Appended, AppendError>) {
-        let earlier = self.seen.lock().unwrap().insert(ticket, outcome);
+        let earlier = self.seen.lock().insert(ticket, outcome);
         assert!(earlier.is_none(), "ticket {ticket} was answered twice");
         self.more.notify_all();
     }
@@ -90,18 +91,17 @@ impl AckSink for Outcomes {
 
 impl Outcomes {
     pub(crate) fn now(&self, ticket: u64) -> Option<Result<Appended, AppendError>> {
-        self.seen.lock().unwrap().get(&ticket).cloned()
+        self.seen.lock().get(&ticket).cloned()
     }
 
     pub(crate) fn wait(&self, ticket: u64) -> Result<Appended, AppendError> {
         let until = Instant::now() + DEADLINE;
-        let mut seen = self.seen.lock().unwrap();
+        let mut seen = self.seen.lock();
         loop {
             if let Some(outcome) = seen.get(&ticket) {
                 return outcome.clone();
             }
-            let left = until.checked_duration_since(Instant::now()).expect("no answer within the deadline");
-            seen = self.more.wait_timeout(seen, left).unwrap().0;
+            assert!(!self.more.wait_until(&mut seen, until).timed_out(), "no answer within the deadline");
         }
     }
 }
