@@ -15,6 +15,8 @@ use std::time::{Duration, Instant};
 const MESSAGE_BYTES: usize = 1024;
 /// One send, one read, one write of the streams; a broker's largest transfer.
 const CHUNK_BYTES: usize = 1024 * 1024;
+/// Files of a broker with as many partitions in use.
+const FILES: usize = 8;
 /// The stream into files starts a new one here and deletes the last, as a log with retention.
 const FILE_BYTES: u64 = 512 * 1024 * 1024;
 /// What the stream out of the page cache reads round and round.
@@ -32,6 +34,8 @@ pub(crate) struct Limits {
     /// After an append of 1 KiB.
     pub(crate) fdatasyncs_append: f64,
     pub(crate) fdatasync_append: LatencySummary,
+    /// The same on [`FILES`] files by as many threads, all together: the disk's journal takes several at once.
+    pub(crate) fdatasyncs_side_by_side: f64,
     /// After overwriting 1 KiB of a file that has its blocks.
     pub(crate) fdatasyncs_in_place: f64,
     pub(crate) fdatasync_in_place: LatencySummary,
@@ -49,6 +53,7 @@ impl Limits {
     pub(crate) fn print(&self) {
         println!("round trips of 1 KiB          {:>9.0} /s    {}", self.round_trips, self.round_trip);
         println!("fdatasync after 1 KiB append  {:>9.0} /s    {}", self.fdatasyncs_append, self.fdatasync_append);
+        println!("the same on {FILES} files at once   {:>9.0} /s", self.fdatasyncs_side_by_side);
         println!("fdatasync of 1 KiB in place   {:>9.0} /s    {}", self.fdatasyncs_in_place, self.fdatasync_in_place);
         println!("appends of 1 MiB, each synced {:>9.0} MB/s", self.megabytes_synced);
         println!("page cache to socket          {:>9.0} MB/s  (sendfile)", self.megabytes_file_to_socket);
@@ -73,6 +78,7 @@ pub(crate) fn run(dir: &Path, each: Duration) -> Result<Limits> {
         round_trip,
         fdatasyncs_append,
         fdatasync_append,
+        fdatasyncs_side_by_side: syncs_side_by_side(dir, each)?,
         fdatasyncs_in_place,
         fdatasync_in_place,
         megabytes_synced: synced_appends(&dir.join("synced"), each)?,
@@ -129,6 +135,15 @@ fn syncs_after_append(path: &Path, each: Duration) -> Result<(f64, LatencySummar
     repeat(each, |_| {
         file.write_all(&[1; MESSAGE_BYTES])?;
         Ok(file.sync_data()?)
+    })
+}
+
+fn syncs_side_by_side(dir: &Path, each: Duration) -> Result<f64> {
+    std::thread::scope(|scope| {
+        let start = |number| scope.spawn(move || syncs_after_append(&dir.join(format!("append-{number}")), each));
+        let threads: Vec<_> = (0..FILES).map(start).collect();
+        let rates = threads.into_iter().map(|thread| thread.join().expect("a syncing thread never panics"));
+        rates.map(|rate| Ok(rate?.0)).sum()
     })
 }
 
@@ -252,6 +267,7 @@ mod tests {
         let rates = [
             limits.round_trips,
             limits.fdatasyncs_append,
+            limits.fdatasyncs_side_by_side,
             limits.fdatasyncs_in_place,
             limits.megabytes_synced,
             limits.megabytes_file_to_socket,

@@ -12,6 +12,7 @@ pub(crate) fn median_limits(rounds: &[Limits]) -> Limits {
     Limits {
         round_trips: of(|limits| limits.round_trips),
         fdatasyncs_append: of(|limits| limits.fdatasyncs_append),
+        fdatasyncs_side_by_side: of(|limits| limits.fdatasyncs_side_by_side),
         fdatasyncs_in_place: of(|limits| limits.fdatasyncs_in_place),
         megabytes_synced: of(|limits| limits.megabytes_synced),
         megabytes_file_to_socket: of(|limits| limits.megabytes_file_to_socket),
