@@ -83,11 +83,19 @@ running_pid() {
     echo "$pid"
 }
 
+# Where the broker listens, the likeliest first: the one address it is bound to, or every one.
+addresses() {
+    local bound
+    bound=$(ini bindHost 0.0.0.0)
+    case $bound in 0.0.0.0 | ::) echo 127.0.0.1 ;; *) echo "$bound" ;; esac
+    ini hostName localhost | tr -d '[]'
+}
+
 # ask REQUEST: the text of the broker's answer to one request line. Fails when nothing answers within 3 s.
 ask() {
     local port host head
     port=$(ini serverPort 8123)
-    for host in 127.0.0.1 "$(ini hostName 127.0.0.1)"; do
+    for host in $(addresses); do
         if { exec 4<>"/dev/tcp/$host/$port"; } 2>/dev/null; then
             printf '%s\r\nquit\r\n' "$1" >&4
             if IFS= read -r -t 3 head <&4 && [[ $head == result\ 200\ * ]]; then

@@ -7,13 +7,16 @@
 //! 0   types
 //! ```
 //!
-//! A crate may use what stands on lower lines. Inside a line only along an arrow, which points at what is used.
+//! A crate may use what stands on lower lines. Inside a line only along an arrow, which points at what is used. The
+//! tests of any crate may use `harness`, which starts processes and knows none of our crates' insides.
 
 use anyhow::{Context, Result, bail};
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::process::Command;
+
+const TEST_SUPPORT: &str = "harness";
 
 const RIGHT: &str = "──►";
 const LEFT: &str = "◄──";
@@ -109,9 +112,11 @@ fn read_packages(metadata: &Value) -> Option<Vec<Package>> {
     for package in metadata["packages"].as_array()? {
         let mut uses = BTreeSet::new();
         for dependency in package["dependencies"].as_array()? {
+            let name = short(dependency["name"].as_str()?);
+            let supports_tests = name == TEST_SUPPORT && dependency["kind"] == "dev";
             // Only crates of the workspace have a path.
-            if dependency["path"].is_string() {
-                uses.insert(short(dependency["name"].as_str()?));
+            if dependency["path"].is_string() && !supports_tests {
+                uses.insert(name);
             }
         }
         packages.push(Package { name: short(package["name"].as_str()?), uses: uses.into_iter().collect() });
@@ -181,9 +186,10 @@ mod tests {
     }
 
     #[test]
-    fn names_lose_their_prefix() {
+    fn names_lose_their_prefix_and_test_support_does_not_count() {
         let metadata = serde_json::json!({"packages": [{"name": "metaq-store", "dependencies": [
-            {"name": "metaq-types", "path": "/x"}, {"name": "bytes", "path": null}]}, {"name": "metaq", "dependencies": []}]});
+            {"name": "metaq-types", "path": "/x"}, {"name": "metaq-harness", "path": "/x", "kind": "dev"},
+            {"name": "bytes", "path": null}]}, {"name": "metaq", "dependencies": []}]});
         assert_eq!(read_packages(&metadata), Some(vec![package("store", &["types"]), package("metaq", &[])]));
     }
 }
