@@ -235,3 +235,127 @@ fn read_mark(path: &Path, bytes: &[u8]) -> Result<i64, OpenError> {
     }
     line.strip_prefix("metaq-ids 1 ").and_then(|mark| mark.parse().ok()).ok_or_else(damaged)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::disk::OsDisk;
+    use std::sync::atomic::AtomicI64;
+
+    const NOW_MS: i64 = 1_800_000_000_000;
+
+    struct Case {
+        directory: tempfile::TempDir,
+        clock: Arc<AtomicI64>,
+    }
+
+    impl Case {
+        fn new() -> Case {
+            Case { directory: tempfile::tempdir().unwrap(), clock: Arc::new(AtomicI64::new(NOW_MS)) }
+        }
+
+        fn open(&self, broker_id: i64) -> IdClock {
+            let clock = self.clock.clone();
+            let now: WallClock = Arc::new(move || clock.load(Ordering::SeqCst));
+            let path = self.directory.path().join("ids");
+            IdClock::open(path, BrokerId::new(broker_id).unwrap(), Arc::new(OsDisk), now).unwrap()
+        }
+
+        fn step(&self, ms: i64) {
+            self.clock.fetch_add(ms, Ordering::SeqCst);
+        }
+    }
+
+    #[test]
+    fn an_id_is_clock_broker_and_sequence() {
+        let case = Case::new();
+        // The example of "3. Message ids": 2025-01-01T00:00:00Z, broker 7, sequence 3.
+        case.clock.store(1_735_689_600_000, Ordering::SeqCst);
+        let ids = case.open(7);
+        let given: Vec<_> = (0..4).map(|_| ids.next().unwrap().0).collect();
+        assert_eq!(given[3], 0x1922_3b29_0a40_7003);
+        assert!(given.is_sorted_by(|a, b| a + 1 == *b));
+    }
+
+    /// F28: nothing fails and nothing repeats, whatever the clock does.
+    #[test]
+    fn ids_grow_when_the_clock_goes_back_and_when_a_millisecond_is_full() {
+        let case = Case::new();
+        let ids = case.open(7);
+        let mut last = ids.next().unwrap();
+        for step in [0, -10_000, -3_600_000, 1, 0] {
+            case.step(step);
+            ids.take(10_000, |id| {
+                assert!(id > last && id.0 >> BROKER_SHIFT & 1023 == 7, "{id} after {last}");
+                last = id;
+            })
+            .unwrap();
+        }
+    }
+
+    #[test]
+    fn after_a_crash_ids_go_on_above_all_that_were_given() {
+        let case = Case::new();
+        let mut last = MessageId(0);
+        for step in [0, 1, 600_000, -600_000, 29_999, 30_001, 60_001, -1_000_000_000] {
+            let ids = case.open(7);
+            for _ in 0..3 {
+                let id = ids.next().unwrap();
+                assert!(id > last && id < ids.high_mark(), "{id} after {last}");
+                last = id;
+                case.step(step);
+            }
+        }
+    }
+
+    #[test]
+    fn a_clean_stop_gives_back_what_was_reserved() {
+        let case = Case::new();
+        let ids = case.open(7);
+        let last = ids.next().unwrap();
+        ids.close().unwrap();
+        assert_eq!(case.open(7).next().unwrap().0, last.0 + 1);
+    }
+
+    #[test]
+    fn a_mark_from_elsewhere_is_kept() {
+        let case = Case::new();
+        let master = case.open(7);
+        let given = master.next().unwrap();
+        let other = Case::new();
+        other.step(-3_600_000);
+        let slave = other.open(7);
+        slave.raise_to(master.high_mark()).unwrap();
+        slave.raise_to(MessageId(5)).unwrap();
+        assert_eq!(slave.high_mark(), master.high_mark());
+        drop(slave);
+        let promoted = other.open(7).next().unwrap();
+        assert!(promoted > given && promoted >= master.high_mark());
+    }
+
+    #[test]
+    fn ids_in_logs_count_unless_they_are_wild() {
+        let case = Case::new();
+        let ids = case.open(7);
+        let found = MessageId(id_at(NOW_MS - EPOCH_MS + 90_000, BrokerId::new(3).unwrap()));
+        ids.found(found);
+        ids.found(MessageId(i64::MAX));
+        ids.found(MessageId(-1));
+        let next = ids.next().unwrap();
+        assert!(next > found && time_of(next.0) == time_of(found.0) + 1, "{next} after {found}");
+        assert!(ids.high_mark() > next);
+    }
+
+    #[test]
+    fn a_damaged_mark_is_no_reason_to_start_over() {
+        let case = Case::new();
+        case.open(7).reserve().unwrap();
+        let path = case.directory.path().join("ids");
+        let mut bytes = fs::read(&path).unwrap();
+        bytes[14] ^= 1;
+        fs::write(&path, bytes).unwrap();
+        let now: WallClock = Arc::new(|| NOW_MS);
+        let opened = IdClock::open(path, BrokerId::new(7).unwrap(), Arc::new(OsDisk), now);
+        assert!(matches!(opened, Err(OpenError::Damaged { .. })));
+    }
+}

@@ -68,7 +68,6 @@ fn next_good(window: &mut Window<'_>, bad: u64) -> io::Result<Option<u64>> {
     };
     let whole_rest = declared_end.is_some_and(|end| end >= window.length());
     if let Some(end) = declared_end
-        && !whole_rest
         && matches!(chain(window, end)?, Chain::Good | Chain::ToTheEnd)
     {
         return Ok(Some(end));

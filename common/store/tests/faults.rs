@@ -53,7 +53,9 @@ fn a_full_disk_refuses_and_recovers() {
             let partition = setup.partition(&store, "test-0");
             put(&partition, b"before").unwrap();
             disk.add(Fault::FullAfter(left));
+            let syncs = disk.syncs();
             let refused = refusal(put(&partition, &[7; 25]));
+            assert!(disk.syncs() > syncs, "the cut is durable before the refusal, or the rest could come back");
             assert!(
                 matches!(refused, Refusal::DiskFull(_)) && refused.to_string().starts_with("disk full"),
                 "{refused}"
@@ -221,4 +223,62 @@ fn check_after_crash(setup: &Setup, answered: &[Result<Appended, AppendError>], 
         }
     }
     assert!(put(&partition, &[99]).unwrap().id.0 > highest_id, "after {changes}: ids go on");
+}
+
+#[test]
+fn an_append_that_was_promised_a_sync_gets_it_though_the_rule_changes() {
+    let Case { setup, disk, store } = case(0, 1 << 20);
+    let partition = setup.partition(&store, "test-0");
+    let outcomes = Arc::new(Outcomes::default());
+    disk.shut_gate();
+    append(&partition, b"durable", Ack::new(outcomes.clone(), 0));
+    disk.wait_for_a_sync();
+    partition.set_rules(&rules(&setup.path(), 1000, 1 << 20));
+    append(&partition, b"behind it", Ack::new(outcomes.clone(), 1));
+    assert_eq!((outcomes.now(0), outcomes.now(1)), (None, None));
+    disk.open_gate();
+    outcomes.wait(0).unwrap();
+    outcomes.wait(1).unwrap();
+    append(&partition, b"in the page cache", Ack::new(outcomes.clone(), 2));
+    outcomes.wait(2).unwrap();
+}
+
+/// Appends that come while a sync runs are written and synced by the next one, all together.
+#[test]
+fn what_comes_during_a_sync_shares_the_next_one() {
+    let Case { setup, disk, store } = case(0, 1 << 20);
+    let partitions = [setup.partition(&store, "a-0"), setup.partition(&store, "b-0")];
+    let outcomes = Arc::new(Outcomes::default());
+    disk.shut_gate();
+    let syncs = disk.syncs();
+    append(&partitions[0], b"first", Ack::new(outcomes.clone(), 0));
+    disk.wait_for_a_sync();
+    for ticket in 1..201 {
+        append(&partitions[ticket as usize % 2], b"later", Ack::new(outcomes.clone(), ticket));
+    }
+    disk.open_gate();
+    for ticket in 0..201 {
+        outcomes.wait(ticket).unwrap();
+    }
+    assert_eq!(disk.syncs() - syncs, 3, "one, then one a partition");
+}
+
+#[test]
+fn a_store_dropped_in_the_middle_answers_what_it_owes() {
+    let Case { setup, disk, store } = case(0, 1 << 20);
+    let partition = setup.partition(&store, "test-0");
+    let outcomes = Arc::new(Outcomes::default());
+    disk.shut_gate();
+    for ticket in 0..10 {
+        append(&partition, b"x", Ack::new(outcomes.clone(), ticket));
+        disk.wait_for_a_sync();
+    }
+    std::thread::scope(|scope| {
+        scope.spawn(|| drop(store));
+        disk.open_gate();
+    });
+    for ticket in 0..10 {
+        assert!(matches!(outcomes.now(ticket), Some(Ok(_) | Err(AppendError::Dropped))));
+    }
+    assert_eq!(refusal(put(&partition, b"late")), Refusal::Closing);
 }

@@ -1,12 +1,13 @@
 //! A disk that fails when told to, and that forgets what was not synced when the power goes.
 
 use metaq_store::{Disk, OsDisk};
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::collections::HashMap;
 use std::fs::{self, File};
 use std::io::{self, ErrorKind, IoSlice};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::time::Instant;
 
 /// What goes wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,6 +40,15 @@ struct State {
 #[derive(Default)]
 pub(crate) struct FaultyDisk {
     state: Mutex<State>,
+    gate: Mutex<Gate>,
+    gate_moved: Condvar,
+}
+
+/// Where syncs wait while it is shut.
+#[derive(Default)]
+struct Gate {
+    shut: bool,
+    waiting: usize,
 }
 
 impl FaultyDisk {
@@ -61,6 +71,34 @@ impl FaultyDisk {
 
     pub(crate) fn syncs(&self) -> u64 {
         self.state.lock().syncs
+    }
+
+    /// No sync ends until the gate is opened.
+    pub(crate) fn shut_gate(&self) {
+        self.gate.lock().shut = true;
+    }
+
+    pub(crate) fn open_gate(&self) {
+        self.gate.lock().shut = false;
+        self.gate_moved.notify_all();
+    }
+
+    pub(crate) fn wait_for_a_sync(&self) {
+        let until = Instant::now() + super::DEADLINE;
+        let mut gate = self.gate.lock();
+        while gate.waiting == 0 {
+            assert!(!self.gate_moved.wait_until(&mut gate, until).timed_out(), "no sync within the deadline");
+        }
+    }
+
+    fn pass_gate(&self) {
+        let mut gate = self.gate.lock();
+        gate.waiting += 1;
+        self.gate_moved.notify_all();
+        while gate.shut {
+            self.gate_moved.wait(&mut gate);
+        }
+        gate.waiting -= 1;
     }
 
     /// Leaves in `root` what is sure to survive: synced bytes under synced names.
@@ -164,6 +202,7 @@ impl Disk for FaultyDisk {
     }
 
     fn sync_data(&self, file: &File) -> io::Result<()> {
+        self.pass_gate();
         let mut state = self.change()?;
         if state.take(Fault::SyncError) {
             return Err(io::Error::other("injected sync error"));
