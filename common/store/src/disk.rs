@@ -150,10 +150,35 @@ fn parent_of(path: &Path) -> PathBuf {
     }
 }
 
-/// Copies the bytes from `start` to `end` of a segment into a new file `<segment>.torn-<n>` beside it and makes it
-/// durable. Never touches an older copy; blocks of zeros become holes.
-pub(crate) fn copy_aside(disk: &dyn Disk, segment: &Path, file: &File, start: u64, end: u64) -> io::Result<PathBuf> {
-    let (copy, path) = create_aside(disk, segment)?;
+/// Why bytes of a segment are kept in a file of ours beside it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Aside {
+    /// A crash left them: they are no whole message.
+    Torn,
+    /// Another master's log went on without them.
+    Diverged,
+}
+
+impl Aside {
+    const fn word(self) -> &'static str {
+        match self {
+            Aside::Torn => "torn",
+            Aside::Diverged => "diverged",
+        }
+    }
+}
+
+/// Copies the bytes from `start` to `end` of a segment into a new file beside it, `<segment>.torn-<n>` or
+/// `.diverged-<n>`, and makes it durable. Never touches an older copy; blocks of zeros become holes.
+pub(crate) fn copy_aside(
+    disk: &dyn Disk,
+    segment: &Path,
+    file: &File,
+    start: u64,
+    end: u64,
+    why: Aside,
+) -> io::Result<PathBuf> {
+    let (copy, path) = create_aside(disk, segment, why)?;
     let mut block = vec![0u8; COPY_BLOCK_BYTES];
     let mut at = start;
     while at < end {
@@ -171,11 +196,18 @@ pub(crate) fn copy_aside(disk: &dyn Disk, segment: &Path, file: &File, start: u6
     Ok(path)
 }
 
-fn create_aside(disk: &dyn Disk, segment: &Path) -> io::Result<(File, PathBuf)> {
+/// Puts a whole segment aside under the first free name, `<segment>.diverged-<n>`. The caller syncs the directory.
+pub(crate) fn set_aside(disk: &dyn Disk, segment: &Path, why: Aside) -> io::Result<PathBuf> {
+    let (_, path) = create_aside(disk, segment, why)?;
+    disk.rename(segment, &path)?;
+    Ok(path)
+}
+
+fn create_aside(disk: &dyn Disk, segment: &Path, why: Aside) -> io::Result<(File, PathBuf)> {
     let mut number = 1u32;
     loop {
         let mut name = segment.as_os_str().to_owned();
-        name.push(format!(".torn-{number}"));
+        name.push(format!(".{}-{number}", why.word()));
         match disk.create_new(Path::new(&name)) {
             Ok(file) => return Ok((file, name.into())),
             Err(error) if error.kind() == ErrorKind::AlreadyExists => number += 1,
@@ -202,8 +234,8 @@ mod tests {
         bytes[150_000] = 7;
         fs::write(&segment, &bytes).unwrap();
         let file = File::open(&segment).unwrap();
-        let first = copy_aside(&OsDisk, &segment, &file, 10, 200_000).unwrap();
-        let second = copy_aside(&OsDisk, &segment, &file, 199_999, 200_000).unwrap();
+        let first = copy_aside(&OsDisk, &segment, &file, 10, 200_000, Aside::Torn).unwrap();
+        let second = copy_aside(&OsDisk, &segment, &file, 199_999, 200_000, Aside::Torn).unwrap();
         assert_eq!(first, directory.path().join("0.meta.torn-1"));
         assert_eq!(second, directory.path().join("0.meta.torn-2"));
         assert_eq!(fs::read(first).unwrap(), &bytes[10..]);

@@ -39,6 +39,9 @@ impl FileCache {
     /// it in between.
     pub(crate) fn keep(&self, segment: &Arc<Segment>, file: Arc<File>) -> Arc<File> {
         let mut open = self.open.lock();
+        if segment.retired.load(Ordering::SeqCst) {
+            return file;
+        }
         if let Some(earlier) = segment.cached.load_full() {
             return earlier;
         }
@@ -54,6 +57,15 @@ impl FileCache {
             }
         }
         file
+    }
+
+    /// Closes the file of a segment that has left its log, as soon as nobody uses it: its space is wanted back.
+    pub(crate) fn forget(&self, segment: &Arc<Segment>) {
+        let mut open = self.open.lock();
+        segment.retired.store(true, Ordering::SeqCst);
+        if segment.cached.swap(None).is_some() {
+            open.retain(|other| !Arc::ptr_eq(other, segment));
+        }
     }
 }
 

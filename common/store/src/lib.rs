@@ -11,18 +11,22 @@
 //! hold answers back ([`Partition::confirm`]); why it does is none of the store's business.
 
 mod acks;
+mod archive;
 mod clean;
 mod committer;
 mod disk;
 mod errors;
 mod files;
 mod ids;
+mod join;
 mod load;
 mod metrics;
 mod partition;
 mod positions;
 mod queue;
 mod recovery;
+mod reigns;
+mod retention;
 mod roots;
 mod rules;
 mod scan;
@@ -36,11 +40,13 @@ pub use acks::{Ack, AckSink, Appended};
 pub use disk::{Disk, OsDisk};
 pub use errors::{AppendError, CloseError, CreateError, IdError, OpenError, Refusal};
 pub use ids::{IdClock, WallClock};
+pub use join::SetAside;
 pub use load::Repair;
 pub use metrics::{FlushCause, StoreMetrics};
 pub use partition::{Health, Partition};
 pub use positions::{Positions, Reader};
 pub use recovery::RecoveryReport;
+pub use retention::{Disposal, RemoveError, Removed, Retention};
 pub use rules::{Flush, PartitionRules};
 pub use slice::{Slice, SliceAt};
 pub use store::{RulesFor, Store, StoreOptions};

@@ -1,5 +1,5 @@
 use crate::clean::CleanEntry;
-use crate::disk::{Disk, copy_aside};
+use crate::disk::{Aside, Disk, copy_aside};
 use crate::scan::{Scan, scan};
 use crate::segment::Segment;
 use metaq_types::{MessageId, Offset, PartitionId};
@@ -56,17 +56,31 @@ pub(crate) fn load(
     let mut found = list(directory)?;
     found.sort_by_key(|segment| segment.base);
     check_joined(directory, &found)?;
+    let gap_behind = |sealed: &[Found], place: usize| {
+        let (this, next) = (&sealed[place], found.get(place + 1)?);
+        (this.base + this.bytes < next.base).then(|| offset(this.base) + this.bytes)
+    };
     let Some((last, sealed)) = found.split_last() else { return Ok(None) };
     let damage_of = |base: u64| match clean {
         Some(entry) => entry.damage.iter().filter(|(at, _)| *at == base).map(|(_, range)| range.clone()).collect(),
         None => Vec::new(),
     };
-    let mut segments: Vec<_> = sealed.iter().map(|found| found.segment(Vec::new(), damage_of(found.base))).collect();
+    let mut segments: Vec<_> = sealed
+        .iter()
+        .enumerate()
+        .map(|(place, found)| {
+            let segment = found.segment(Vec::new(), damage_of(found.base));
+            Arc::new(match gap_behind(sealed, place) {
+                Some(end) => segment.before_gap(end),
+                None => segment,
+            })
+        })
+        .collect();
     let fits = clean.filter(|entry| {
         (entry.base, entry.length, entry.modified_nanos) == (last.base, last.bytes, last.modified_nanos)
     });
     if let Some(entry) = fits {
-        segments.push(last.segment(Vec::new(), damage_of(last.base)));
+        segments.push(Arc::new(last.segment(Vec::new(), damage_of(last.base))));
         let end = offset(last.base) + last.bytes;
         let (records, highest_id) = (entry.records, None);
         return Ok(Some(Loaded { segments, end, records, highest_id, repair: None, damaged_bytes: 0 }));
@@ -74,14 +88,14 @@ pub(crate) fn load(
     let (scan, repair) = recover(disk, id, directory, last)?;
     let end = offset(last.base) + scan.end;
     let damaged_bytes = scan.damage.iter().map(|range| u64::from(range.end - range.start)).sum();
-    segments.push(last.segment(scan.boundaries, scan.damage));
+    segments.push(Arc::new(last.segment(scan.boundaries, scan.damage)));
     let (records, highest_id) = (scan.records, scan.highest_id);
     Ok(Some(Loaded { segments, end, records, highest_id, repair, damaged_bytes }))
 }
 
 impl Found {
-    fn segment(&self, boundaries: Vec<u32>, damage: Vec<std::ops::Range<u32>>) -> Arc<Segment> {
-        Arc::new(Segment::found(offset(self.base), self.name_digits, boundaries, damage))
+    fn segment(&self, boundaries: Vec<u32>, damage: Vec<std::ops::Range<u32>>) -> Segment {
+        Segment::found(offset(self.base), self.name_digits, boundaries, damage)
     }
 }
 
@@ -119,10 +133,17 @@ fn list(directory: &Path) -> Result<Vec<Found>, String> {
     Ok(found)
 }
 
+/// Stands beside a segment that does not join the one before it, on purpose: a slave's master no longer had what lies
+/// between.
+pub(crate) fn gap_mark(directory: &Path, base: Offset) -> PathBuf {
+    directory.join(format!("{:020}.meta.gap", base.get()))
+}
+
 fn check_joined(directory: &Path, found: &[Found]) -> Result<(), String> {
     for pair in found.windows(2) {
         let (before, after) = (&pair[0], &pair[1]);
-        if before.base + before.bytes != after.base {
+        let end = before.base + before.bytes;
+        if end != after.base && !(end < after.base && gap_mark(directory, offset(after.base)).exists()) {
             return Err(format!(
                 "in {} the segment at {} ends at {} and the next begins at {}: segments must join; restore the missing \
                  file, or move those of one side elsewhere",
@@ -162,8 +183,8 @@ fn recover(
     if cut_bytes == 0 {
         return Ok((scan, None));
     }
-    let copy =
-        copy_aside(disk, &path, &file, scan.end, last.bytes).map_err(|error| cannot("copy the tail of", error))?;
+    let copy = copy_aside(disk, &path, &file, scan.end, last.bytes, Aside::Torn)
+        .map_err(|error| cannot("copy the tail of", error))?;
     disk.set_len(&file, scan.end).map_err(|error| cannot("cut the tail of", error))?;
     disk.sync_data(&file).map_err(|error| cannot("sync", error))?;
     tracing::warn!(

@@ -47,6 +47,10 @@ pub struct StoreMetrics {
     pub disk_full: AtomicU64,
     /// Partitions made read-only by a disk error.
     pub poisoned: AtomicU64,
+    /// Segments taken off the front of their logs by retention.
+    pub retired_segments: AtomicU64,
+    /// Bytes of these.
+    pub retired_bytes: AtomicU64,
     flushes: [AtomicU64; FlushCause::ALL.len()],
 }
 

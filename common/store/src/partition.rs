@@ -4,9 +4,11 @@ use crate::disk::Disk;
 use crate::errors::Refusal;
 use crate::files::FileCache;
 use crate::ids::IdClock;
+use crate::load::Loaded;
 use crate::metrics::StoreMetrics;
 use crate::positions::{Cursors, Positions, Reader};
 use crate::queue::{Append, AppendQueue, NewRecord, Verbatim};
+use crate::retention::Retired;
 use crate::rules::{FlushLevel, LiveRules, PartitionRules};
 use crate::segment::{Cut, Segment};
 use crate::slice::{Slice, SliceAt};
@@ -17,6 +19,7 @@ use metaq_types::limits::{APPEND_QUEUE_BYTES_MAX, MESSAGE_BYTES_MAX};
 use metaq_types::{Offset, PartitionId};
 use metaq_wire::RecordHeader;
 use parking_lot::Mutex;
+use std::collections::VecDeque;
 use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -60,6 +63,8 @@ pub struct Partition {
     pub(crate) cursors: Cursors,
     /// In order of their bases, joined without gaps, never empty; replaced whole.
     pub(crate) segments: ArcSwap<Vec<Arc<Segment>>>,
+    /// Segments off the log whose files are still there, the oldest first; locked over a run of retention.
+    pub(crate) retired: Mutex<VecDeque<Retired>>,
     pub(crate) records: AtomicU64,
     pub(crate) poison: OnceLock<String>,
     closed: AtomicBool,
@@ -99,6 +104,7 @@ impl Partition {
             acks: Mutex::new(AckQueue::new(end)),
             cursors: Cursors::new(kept, end),
             segments: ArcSwap::from_pointee(segments),
+            retired: Mutex::default(),
             records: AtomicU64::new(records),
             poison: OnceLock::new(),
             closed: AtomicBool::new(false),
@@ -109,6 +115,19 @@ impl Partition {
             reader_waits: AtomicBool::new(false),
             last_reader_sync: Mutex::new(None),
         }
+    }
+
+    /// The partition as its files are now, after `old` was closed and they were changed.
+    pub(crate) fn reloaded(old: &Partition, loaded: Loaded) -> Partition {
+        let rules = old.rules.get(old.root.to_path_buf());
+        let (root, shared) = (old.root.clone(), old.shared.clone());
+        Partition::new(old.id.clone(), root, shared, &rules, loaded.segments, loaded.end, loaded.records)
+    }
+
+    /// The gaps of the log, each from where a segment ends to where the next begins.
+    pub fn gaps(&self) -> Vec<(Offset, Offset)> {
+        let segments = self.segments.load();
+        segments.windows(2).filter_map(|pair| Some((pair[0].gap_from()?, pair[1].base))).collect()
     }
 
     pub fn id(&self) -> &PartitionId {
@@ -158,6 +177,8 @@ impl Partition {
     pub fn slice(&self, offset: i64, bytes_max: u32, reader: Reader) -> SliceAt {
         // First the end, then the list: a list loaded later has every segment up to that end.
         let end = self.cursors.end_for(reader);
+        let segments = self.segments.load();
+        // Retention moves `kept` before the list, so `kept` may be ahead of this list, never behind it.
         let oldest = self.cursors.kept();
         let offset = match Offset::from_wire(offset) {
             Some(offset) if offset >= oldest => offset,
@@ -169,8 +190,10 @@ impl Partition {
         if offset == end {
             return SliceAt::AtEnd { unsynced: self.cursors.written() > self.cursors.durable() };
         }
-        let segments = self.segments.load();
         let (segment, segment_end) = find(&segments, offset, end);
+        if offset >= segment_end {
+            return SliceAt::Skip { to: end_of_gap(&segments, offset).unwrap_or(end) };
+        }
         let from = offset.bytes_since(segment.base) as u32;
         let limit = segment_end.bytes_since(segment.base) as u32;
         let file = || self.file_of(segment);
@@ -185,6 +208,10 @@ impl Partition {
     }
 
     fn unreadable(&self, segment: &Segment, error: &io::Error) -> SliceAt {
+        let oldest = self.cursors.kept();
+        if segment.base < oldest {
+            return SliceAt::Trimmed { oldest };
+        }
         SliceAt::Failed { reason: format!("cannot read {}: {error}", segment.path(&self.directory()).display()) }
     }
 
@@ -192,10 +219,15 @@ impl Partition {
     /// before the log, else the readable end (storage, "10. Segment search and nearest offset").
     pub fn nearest(&self, offset: i64) -> Offset {
         let end = self.cursors.end_for(Reader::Consumer);
+        let segments = self.segments.load();
+        let oldest = self.cursors.kept();
         match Offset::from_wire(offset) {
             Some(offset) if offset >= end => end,
-            Some(offset) if offset >= self.cursors.kept() => find(&self.segments.load(), offset, end).0.base,
-            _ => self.cursors.kept(),
+            Some(offset) if offset >= oldest => {
+                let (segment, segment_end) = find(&segments, offset, end);
+                if offset < segment_end { segment.base } else { end_of_gap(&segments, offset).unwrap_or(end) }
+            }
+            _ => oldest,
         }
     }
 
@@ -293,6 +325,12 @@ impl Partition {
         self.queue.close();
         self.closed.store(true, Ordering::SeqCst);
         self.readers.notify_waiters();
+        // A run of retention ends with its step.
+        drop(self.retired.lock());
+    }
+
+    pub(crate) fn is_closed(&self) -> bool {
+        self.closed.load(Ordering::SeqCst)
     }
 }
 
@@ -321,7 +359,13 @@ pub(crate) fn refuse(ack: Ack, refusal: Refusal) {
 fn find(segments: &[Arc<Segment>], offset: Offset, end: Offset) -> (&Arc<Segment>, Offset) {
     let next = segments.partition_point(|segment| segment.base <= offset);
     let segment = &segments[next - 1];
-    (segment, segments.get(next).map_or(end, |next| next.base.min(end)))
+    let next = segment.gap_from().or(segments.get(next).map(|next| next.base));
+    (segment, next.map_or(end, |next| next.min(end)))
+}
+
+/// Where the log goes on behind the gap that holds `offset`.
+fn end_of_gap(segments: &[Arc<Segment>], offset: Offset) -> Option<Offset> {
+    segments.iter().map(|segment| segment.base).find(|base| *base > offset)
 }
 
 /// Headers of a row of whole records with their positions; an error names where the row breaks.

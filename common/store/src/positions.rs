@@ -73,6 +73,11 @@ impl Cursors {
         }
     }
 
+    pub(crate) fn publish_kept(&self, to: Offset) {
+        assert!(to <= self.durable(), "a segment that is not sealed was given up");
+        self.kept.fetch_max(to.get(), Ordering::SeqCst);
+    }
+
     pub(crate) fn publish_written(&self, to: Offset) {
         let before = self.written.swap(to.get(), Ordering::SeqCst);
         assert!(before <= to.get(), "the written end moved back");

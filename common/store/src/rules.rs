@@ -1,3 +1,5 @@
+use crate::retention::Retention;
+use parking_lot::Mutex;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
@@ -18,6 +20,7 @@ pub struct PartitionRules {
     pub flush: Flush,
     /// A segment that has reached this is followed by a new one at the next append.
     pub segment_bytes_max: u32,
+    pub retention: Retention,
     /// Where new partitions of the topic are created; existing ones are served where they are found.
     pub data_path: PathBuf,
 }
@@ -36,6 +39,7 @@ pub(crate) struct LiveRules {
     threshold: AtomicU32,
     segment_bytes_max: AtomicU32,
     interval_ms: AtomicU64,
+    retention: Mutex<Retention>,
 }
 
 impl LiveRules {
@@ -44,6 +48,7 @@ impl LiveRules {
             threshold: AtomicU32::new(0),
             segment_bytes_max: AtomicU32::new(0),
             interval_ms: AtomicU64::new(0),
+            retention: Mutex::new(rules.retention),
         };
         live.set(rules);
         live
@@ -54,6 +59,13 @@ impl LiveRules {
         self.segment_bytes_max.store(rules.segment_bytes_max.max(1), Ordering::Relaxed);
         let interval_ms = u64::try_from(rules.flush.interval.as_millis()).unwrap_or(u64::MAX);
         self.interval_ms.store(interval_ms, Ordering::Relaxed);
+        *self.retention.lock() = rules.retention;
+    }
+
+    pub(crate) fn get(&self, data_path: PathBuf) -> PartitionRules {
+        let flush = Flush { threshold: self.threshold(), interval: self.interval() };
+        let segment_bytes_max = self.segment_bytes_max.load(Ordering::Relaxed);
+        PartitionRules { flush, segment_bytes_max, retention: self.retention(), data_path }
     }
 
     pub(crate) fn level(&self) -> FlushLevel {
@@ -66,6 +78,10 @@ impl LiveRules {
 
     pub(crate) fn segment_bytes_max(&self) -> u64 {
         self.segment_bytes_max.load(Ordering::Relaxed).into()
+    }
+
+    pub(crate) fn retention(&self) -> Retention {
+        *self.retention.lock()
     }
 
     pub(crate) fn interval(&self) -> Duration {

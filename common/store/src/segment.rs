@@ -9,6 +9,7 @@ use std::io;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::OnceLock;
 use std::sync::atomic::AtomicBool;
 
 /// How far behind a known boundary a reader may start so that walking there first is worth it.
@@ -25,10 +26,16 @@ pub(crate) struct Segment {
     pub(crate) base: Offset,
     /// The original accepts shorter names than it writes, so we keep the width a name was found with.
     name_digits: u8,
+    /// Where it ends, when the next segment begins beyond that: a gap follows.
+    gap_from: Option<Offset>,
     /// The open file, while the cache keeps it.
     pub(crate) cached: ArcSwapOption<File>,
     /// Set at each use, cleared by the cache's hand.
     pub(crate) used: AtomicBool,
+    /// It has left its log: whoever opens the file must not keep it open.
+    pub(crate) retired: AtomicBool,
+    /// When its newest record was written, once retention had to find out; a sealed segment's never changes.
+    pub(crate) newest_ms: OnceLock<i64>,
     known: Mutex<Known>,
 }
 
@@ -61,10 +68,24 @@ impl Segment {
         Segment {
             base,
             name_digits,
+            gap_from: None,
             cached: ArcSwapOption::empty(),
             used: AtomicBool::new(false),
+            retired: AtomicBool::new(false),
+            newest_ms: OnceLock::new(),
             known: Mutex::new(Known { boundaries, damage }),
         }
+    }
+
+    /// The same, with a gap behind it from `end` on.
+    pub(crate) fn before_gap(mut self, end: Offset) -> Segment {
+        self.gap_from = Some(end);
+        self
+    }
+
+    /// Where a gap begins behind it.
+    pub(crate) fn gap_from(&self) -> Option<Offset> {
+        self.gap_from
     }
 
     pub(crate) fn path(&self, directory: &Path) -> PathBuf {
@@ -82,6 +103,11 @@ impl Segment {
     /// What can be found again by reading goes when the file's handle does; damage stays.
     pub(crate) fn forget_boundaries(&self) {
         self.known.lock().boundaries = Vec::new();
+    }
+
+    /// The last place before `at` where a record is known to start.
+    pub(crate) fn boundary_before(&self, at: u32) -> u32 {
+        self.known.lock().boundary_at_or_before(at.saturating_sub(1))
     }
 
     pub(crate) fn damage(&self) -> Vec<Range<u32>> {

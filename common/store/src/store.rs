@@ -8,11 +8,12 @@ use crate::load::{load, modified_nanos};
 use crate::metrics::{FlushCause, StoreMetrics};
 use crate::partition::{Health, Partition, Shared};
 use crate::recovery::{RecoveryReport, recover_all};
+use crate::reigns;
 use crate::roots::{Root, node_id};
 use crate::rules::PartitionRules;
 use crate::segment::Segment;
 use metaq_types::limits::OPEN_FILES_MAX;
-use metaq_types::{BrokerId, Offset, PartitionId, TopicName};
+use metaq_types::{BrokerId, Epoch, Lineage, Offset, PartitionId, Reign, TopicName};
 use parking_lot::{Mutex, RwLock};
 use rustix::process::{Resource, getrlimit};
 use std::collections::{BTreeMap, HashMap};
@@ -63,6 +64,8 @@ fn wall_clock_ms() -> i64 {
 pub struct Store {
     shared: Arc<Shared>,
     node_id: String,
+    lineage_path: PathBuf,
+    epoch: AtomicU64,
     report: RecoveryReport,
     clean_mark: PathBuf,
     partitions: RwLock<HashMap<TopicName, BTreeMap<u32, Arc<Partition>>>>,
@@ -89,6 +92,8 @@ impl Store {
         let locked = lock_roots(&*disk, &options)?;
         let system = &locked[0];
         let node_id = node_id(&*disk, &system.ours("identity"))?;
+        let lineage_path = system.ours("lineage");
+        let epoch = reigns::read(&lineage_path)?.epoch();
         let ids = IdClock::open(system.ours("ids"), options.broker_id, disk.clone(), options.now.clone())?;
         let clean_mark = system.ours("clean");
         let clean = clean::take(&*disk, &clean_mark).map_err(OpenError::io("read and remove", &clean_mark))?;
@@ -113,6 +118,8 @@ impl Store {
         Ok(Store {
             shared,
             node_id,
+            lineage_path,
+            epoch: AtomicU64::new(epoch.0),
             report: recovered.report,
             clean_mark,
             partitions: RwLock::new(partitions),
@@ -153,9 +160,54 @@ impl Store {
         let root = self.root_for(&mut roots, &rules.data_path).map_err(|error| failed(error.to_string()))?;
         let partition = self.create(id, rules, root, first).map_err(failed)?;
         self.partitions.write().entry(id.topic.clone()).or_default().insert(id.number, partition.clone());
+        self.bump_catalog();
+        Ok(partition)
+    }
+
+    /// Puts another object in the place of a partition's; nobody creates, replaces or closes anything meanwhile.
+    pub(crate) fn exchange<T>(
+        &self,
+        id: &PartitionId,
+        make: impl FnOnce(&Arc<Partition>) -> Result<(Partition, T), CreateError>,
+    ) -> Result<T, CreateError> {
+        let roots = self.roots.lock();
+        if roots.committer.is_none() {
+            return Err(CreateError::Closing);
+        }
+        let missing = || CreateError::Io { partition: id.clone(), reason: "there is no such partition".to_owned() };
+        let old = self.existing(id).ok_or_else(missing)?;
+        let (new, made) = make(&old)?;
+        self.partitions.write().entry(id.topic.clone()).or_default().insert(id.number, Arc::new(new));
         self.catalog.fetch_add(1, Ordering::SeqCst);
         self.catalog_moved.notify_waiters();
-        Ok(partition)
+        Ok(made)
+    }
+
+    /// The reign of the newest master this directory has lived under; 0 before the first.
+    pub fn epoch(&self) -> Epoch {
+        Epoch(self.epoch.load(Ordering::SeqCst))
+    }
+
+    /// All reigns remembered, read from the disk.
+    pub fn lineage(&self) -> Result<Lineage, OpenError> {
+        reigns::read(&self.lineage_path)
+    }
+
+    /// Begins a reign of this node, durably: whatever is appended from now on belongs to it.
+    pub fn begin_reign(&self, epoch: Epoch) -> Result<(), OpenError> {
+        let mut lineage = self.lineage()?;
+        let starts = self.partitions().iter().map(|p| (p.id().clone(), p.positions().written)).collect();
+        let began_unix_ms = wall_clock_ms().max(0) as u64;
+        lineage.begin(Reign { epoch, node: self.node_id.clone(), began_unix_ms, starts });
+        self.adopt_lineage(&lineage)
+    }
+
+    /// Takes over the past of another: a slave, that of its master once its logs are in accord with it.
+    pub fn adopt_lineage(&self, lineage: &Lineage) -> Result<(), OpenError> {
+        reigns::write(&*self.shared.disk, &self.lineage_path, lineage)
+            .map_err(OpenError::io("write", &self.lineage_path))?;
+        self.epoch.store(lineage.epoch().0, Ordering::SeqCst);
+        Ok(())
     }
 
     fn existing(&self, id: &PartitionId) -> Option<Arc<Partition>> {
@@ -202,9 +254,16 @@ impl Store {
         self.partitions.read().values().flat_map(BTreeMap::values).cloned().collect()
     }
 
-    /// Grows with every new partition.
+    /// Grows with every new partition, and with [`Store::bump_catalog`].
     pub fn catalog_generation(&self) -> u64 {
         self.catalog.load(Ordering::SeqCst)
+    }
+
+    /// For who followed [`Store::catalog_generation`]: something else about the partitions has changed, like where they
+    /// begin.
+    pub fn bump_catalog(&self) {
+        self.catalog.fetch_add(1, Ordering::SeqCst);
+        self.catalog_moved.notify_waiters();
     }
 
     /// Returns the generation once it is beyond `generation`. May be cancelled at any time.

@@ -67,7 +67,7 @@ impl Partition {
     }
 
     /// The one way to wait for the writer: whoever appended while we held it found it taken and left the append to us.
-    fn with_writer<Outcome>(self: &Arc<Self>, act: impl FnOnce(&mut Writer) -> Outcome) -> Outcome {
+    pub(crate) fn with_writer<Outcome>(self: &Arc<Self>, act: impl FnOnce(&mut Writer) -> Outcome) -> Outcome {
         let outcome = act(&mut self.writer.lock());
         self.write_queued();
         outcome

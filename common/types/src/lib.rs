@@ -6,11 +6,13 @@
 
 mod ids;
 pub mod limits;
+mod lineage;
 mod offset;
 mod status;
 
 pub use ids::{
     BrokerId, IdRangeError, MessageId, Opaque, PartitionId, PartitionNameError, SlaveId, TopicName, TopicNameError,
 };
+pub use lineage::{Epoch, Kinship, Lineage, LineageTextError, REIGNS_MAX, Reign, Shared};
 pub use offset::Offset;
 pub use status::Status;

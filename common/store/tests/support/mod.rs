@@ -5,7 +5,8 @@ pub(crate) mod faulty;
 
 use bytes::Bytes;
 use metaq_store::{
-    Ack, AckSink, AppendError, Appended, Disk, Flush, Partition, PartitionRules, Reader, SliceAt, Store, StoreOptions,
+    Ack, AckSink, AppendError, Appended, Disk, Flush, Partition, PartitionRules, Reader, Retention, SliceAt, Store,
+    StoreOptions,
 };
 use metaq_types::{BrokerId, Offset, PartitionId};
 use metaq_wire::{RecordHeader, Records};
@@ -29,7 +30,7 @@ pub(crate) fn id(name: &str) -> PartitionId {
 /// Group commit, or a sync after more than `threshold` records.
 pub(crate) fn rules(data_path: &Path, threshold: u32, segment_bytes_max: u32) -> PartitionRules {
     let flush = Flush { threshold, interval: NEVER };
-    PartitionRules { flush, segment_bytes_max, data_path: data_path.to_path_buf() }
+    PartitionRules { flush, segment_bytes_max, retention: Retention::FOREVER, data_path: data_path.to_path_buf() }
 }
 
 pub(crate) struct Setup {

@@ -1,0 +1,62 @@
+//! The reigns of this data directory, in `.metaq/lineage`: whole files only, with a checksum, read when somebody asks.
+
+use crate::disk::{Disk, replace_file};
+use crate::errors::OpenError;
+use metaq_types::Lineage;
+use std::fs;
+use std::io::{self, ErrorKind};
+use std::path::{Path, PathBuf};
+
+const FIRST_LINE: &str = "metaq-lineage 1\n";
+
+/// What a damaged file costs, and the way out.
+const ADVICE: &str = "restore it from a copy, or remove it: the node then joins as one that remembers nothing, and its \
+                      last records are compared instead";
+
+pub(crate) fn read(path: &Path) -> Result<Lineage, OpenError> {
+    let text = match fs::read_to_string(path) {
+        Ok(text) => text,
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Lineage::default()),
+        Err(error) => return Err(OpenError::io("read", path)(error)),
+    };
+    let damaged =
+        |reason: &str| OpenError::Damaged { path: PathBuf::from(path), reason: reason.to_owned(), advice: ADVICE };
+    let (body, checksum) = text
+        .strip_suffix('\n')
+        .and_then(|text| text.rfind('\n').map(|end| text.split_at(end + 1)))
+        .ok_or_else(|| damaged("it has no checksum line"))?;
+    if checksum != format!("{:08x}", crc32fast::hash(body.as_bytes())) {
+        return Err(damaged("its checksum does not fit"));
+    }
+    let reigns = body.strip_prefix(FIRST_LINE).ok_or_else(|| damaged("it is of another version"))?;
+    reigns.parse().map_err(|error| damaged(&format!("{error}")))
+}
+
+pub(crate) fn write(disk: &dyn Disk, path: &Path, lineage: &Lineage) -> io::Result<()> {
+    let body = format!("{FIRST_LINE}{lineage}");
+    let checksum = crc32fast::hash(body.as_bytes());
+    replace_file(disk, path, format!("{body}{checksum:08x}\n").as_bytes())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::disk::OsDisk;
+
+    #[test]
+    fn a_lineage_is_kept_and_damage_is_an_error() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("lineage");
+        assert_eq!(read(&path).unwrap(), Lineage::default());
+        let lineage: Lineage = "epoch 3 node a began 5\nstart t-0 7\n".parse().unwrap();
+        write(&OsDisk, &path, &lineage).unwrap();
+        assert_eq!(read(&path).unwrap(), lineage);
+        let whole = fs::read(&path).unwrap();
+        for at in 0..whole.len() {
+            let mut changed = whole.clone();
+            changed[at] ^= 1;
+            fs::write(&path, &changed).unwrap();
+            assert!(read(&path).is_err(), "byte {at}");
+        }
+    }
+}
