@@ -9,10 +9,10 @@ use crate::session::{Activity, Session};
 use crate::topics::Topics;
 use crate::view;
 use bytes::BytesMut;
-use metaq_config::{BrokerConfig, Live, Topic};
+use metaq_config::{BrokerConfig, DeleteAction, DeletePolicy, Live, Topic};
 use metaq_link::driver::StatusSource;
 use metaq_link::replicas::{Replicas, write_stats};
-use metaq_store::{Flush, PartitionRules, Store};
+use metaq_store::{Disposal, Flush, PartitionRules, Retention, Store};
 use metaq_types::limits::{CONNECTION_IDLE_MAX, CONNECTIONS_MAX, MESSAGE_BYTES_MAX, RECORD_HEADER_BYTES};
 use metaq_types::{BrokerId, Opaque, PartitionId, SlaveId, Status};
 use parking_lot::Mutex;
@@ -227,8 +227,18 @@ pub(crate) fn partition_rules(topic: &Topic) -> PartitionRules {
     PartitionRules {
         flush: Flush { threshold: topic.unflush_threshold, interval: topic.unflush_interval },
         segment_bytes_max: topic.max_segment_size,
+        retention: retention(&topic.delete_policy),
         data_path: topic.data_path.clone(),
     }
+}
+
+fn retention(policy: &DeletePolicy) -> Retention {
+    let disposal = match policy.action {
+        DeleteAction::Delete => Disposal::Delete,
+        DeleteAction::Archive { compress: false } => Disposal::Archive,
+        DeleteAction::Archive { compress: true } => Disposal::Compress,
+    };
+    Retention { age: policy.age, disposal }
 }
 
 /// The rules for a topic's name by a configuration: its section, a pattern's, else the system's defaults, so that

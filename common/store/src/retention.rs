@@ -98,12 +98,14 @@ impl Partition {
 
     /// For a replica: takes off the log the segments that its master no longer has, which keeps `first` and what
     /// follows. Blocks on the disk. Does nothing unless a segment begins at `first`: replicas roll where their master
-    /// does, and where they did not, the two are not one log.
+    /// does, and where they did not, the two are not one log. A gap right before `first` stays to be seen, with what is
+    /// before it, until the master has moved on.
     pub fn trim_to(self: &Arc<Self>, first: Offset) -> Removed {
         let disposal = self.rules.retention().disposal;
         self.remove_front(disposal, |partition| {
             let segments = partition.segments.load();
-            segments.iter().position(|segment| segment.base == first).unwrap_or(0)
+            let count = segments.iter().position(|segment| segment.base == first).unwrap_or(0);
+            if count > 0 && segments[count - 1].gap_from().is_some() { 0 } else { count }
         })
     }
 
@@ -138,7 +140,7 @@ impl Partition {
         let segments = self.segments.load_full();
         let [first, next, ..] = &segments[..] else { return Ok(()) };
         let path = first.path(&self.directory());
-        let bytes = next.base.bytes_since(first.base);
+        let bytes = sealed_bytes(first, next);
         if disposal == Disposal::Compress {
             let file = self.file_of(first).map_err(RemoveError::of("open", &path))?;
             compress(&*self.shared.disk, &path, &file, bytes, || self.is_closed())
@@ -193,7 +195,7 @@ impl Partition {
         if let Some(earlier_ms) = first_of(segment).filter(|at| !is_old(*at)) {
             return Some(earlier_ms);
         }
-        let bytes = next.base.bytes_since(segment.base);
+        let bytes = sealed_bytes(segment, next);
         let newest_ms = match self.last_id(segment, bytes).ok().flatten().and_then(unix_ms) {
             Some(newest_ms) => newest_ms,
             None => modified_ms(&segment.path(&self.directory()))?,
@@ -218,6 +220,10 @@ impl Partition {
         }
         Ok(last.filter(|_| at == bytes))
     }
+}
+
+fn sealed_bytes(segment: &Segment, next: &Segment) -> u64 {
+    segment.gap_from().unwrap_or(next.base).bytes_since(segment.base)
 }
 
 fn modified_ms(path: &Path) -> Option<i64> {

@@ -24,6 +24,7 @@ const SEGMENT_BYTES: u32 = 4096;
 
 pub(crate) fn rules(data_path: &Path) -> PartitionRules {
     PartitionRules {
+        retention: metaq_store::Retention::FOREVER,
         flush: Flush { threshold: 0, interval: Duration::from_secs(10) },
         segment_bytes_max: SEGMENT_BYTES,
         data_path: data_path.to_owned(),
