@@ -60,7 +60,9 @@ pub(crate) fn plan(layout: &Layout, stands: &Standings, sessions: &Sessions) -> 
     let mut operations: Vec<Operation> = retired.map(|(path, _)| Operation::Delete(path.clone())).collect();
     for node in &layout.nodes {
         let Some(standing) = stands.get(&node.path) else {
-            operations.push(Operation::Create(node.clone()));
+            // The parent of the holder's node is made before anything else.
+            let create = node.kind != Kind::Legacy;
+            operations.push(if create { Operation::Create(node.clone()) } else { Operation::Set(node.clone()) });
             continue;
         };
         let ours = standing.owner == if node.kind.is_ephemeral() { sessions.current } else { 0 };
@@ -135,8 +137,12 @@ mod tests {
     fn an_empty_registry_gets_every_node_in_layout_order() {
         let layout = layout(&recorded(Role::Master));
         let operations = plan(&layout, &Standings::new(), &sessions()).unwrap();
-        let created: Vec<Operation> = layout.nodes.iter().cloned().map(Operation::Create).collect();
-        assert_eq!(operations, created);
+        let paths = |nodes: &[Node]| nodes.iter().map(|node| node.path.clone()).collect::<Vec<_>>();
+        assert_eq!(operations.iter().map(Operation::path).collect::<Vec<_>>(), paths(&layout.nodes));
+        assert_eq!(
+            lines(&operations)[..3],
+            ["+ids/0/master meta://127.0.0.1:8323", "=ids/0 meta://127.0.0.1:8323", "+topics/golden-trim/0-m 1"]
+        );
     }
 
     #[test]

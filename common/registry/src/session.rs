@@ -8,8 +8,9 @@ use crate::zookeeper::{Reminder, Retry, Shared, State};
 use std::collections::BTreeSet;
 use std::future::Future;
 use std::pin::Pin;
+use std::time::Duration;
 use tokio::sync::watch;
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep, timeout};
 use tracing::{info, warn};
 use zookeeper_client::{Acls, Client, CreateMode, CreateOptions, Error, SessionState};
 
@@ -19,6 +20,12 @@ const PIPELINE: usize = 128;
 
 const PERSISTENT: CreateOptions<'static> = CreateMode::Persistent.with_acls(Acls::anyone_all());
 const EPHEMERAL: CreateOptions<'static> = CreateMode::Ephemeral.with_acls(Acls::anyone_all());
+
+/// A ZooKeeper that does not answer a question by then does not know it.
+const LISTING_PATIENCE: Duration = Duration::from_secs(2);
+
+/// Where nodes cannot be listed, each is read, and only this often: in sync times, a minute by default.
+const RELOOK_TICKS: u32 = 12;
 
 /// Sessions that ended and may have left nodes behind; older ones have certainly expired.
 const EARLIER_SESSIONS_MAX: usize = 8;
@@ -33,8 +40,16 @@ pub(crate) struct Keeper {
     observed: bool,
     /// Fires when the holder's node changes under us.
     holder_watch: Option<Watch>,
-    /// Whether this ZooKeeper can list a session's nodes; those before 3.6 cannot, and close the connection when asked.
-    lists: Option<bool>,
+    listing: Listing,
+}
+
+/// Whether this ZooKeeper can list what a session holds. Those before 3.6 cannot: some say so and close the
+/// connection, some say nothing at all.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Listing {
+    Unknown,
+    Can,
+    Cannot { ticks_unverified: u32 },
 }
 
 /// What went on between ZooKeeper and the plan.
@@ -54,7 +69,7 @@ impl Keeper {
             stands: Standings::new(),
             observed: false,
             holder_watch: None,
-            lists: None,
+            listing: Listing::Unknown,
         }
     }
 
@@ -69,7 +84,7 @@ impl Keeper {
         self.stands.clear();
         self.observed = false;
         self.holder_watch = None;
-        self.lists = None;
+        self.listing = Listing::Unknown;
     }
 
     /// This process held its node in the current session.
@@ -203,39 +218,12 @@ impl Keeper {
 
     /// Reads every node of the layout, and those that must not be there.
     async fn observe(&mut self, client: &Client, layout: &Layout) -> Result<(), Setback> {
-        self.learn_to_list(client).await?;
         let layout_paths = layout.nodes.iter().map(|node| &node.path).chain(&layout.absent);
-        // Nodes of topics no longer wanted that this session may still hold.
+        // And nodes no longer wanted that this session may still hold: known until they are seen to be gone.
         let paths: BTreeSet<String> = layout_paths.chain(self.stands.keys()).cloned().collect();
         let paths: Vec<String> = paths.into_iter().collect();
-        self.stands.clear();
-        for chunk in paths.chunks(PIPELINE) {
-            let answers: Vec<_> = chunk.iter().map(|path| client.get_data(path)).collect();
-            for (path, answer) in chunk.iter().zip(answers) {
-                match answer.await {
-                    Ok((data, stat)) => {
-                        let data = String::from_utf8_lossy(&data).into_owned();
-                        self.stands.insert(path.clone(), Standing { data, owner: stat.ephemeral_owner });
-                    }
-                    Err(Error::NoNode) => {}
-                    Err(error) => return Err(Setback::Failed { path: path.clone(), error }),
-                }
-            }
-        }
+        self.stands = read(client, &paths).await.map_err(|(path, error)| Setback::Failed { path, error })?;
         self.observed = true;
-        Ok(())
-    }
-
-    /// Asks once a session, before anything depends on the answer or on the connection.
-    async fn learn_to_list(&mut self, client: &Client) -> Result<(), Setback> {
-        if self.lists.is_none() {
-            let path = self.paths.brokers();
-            self.lists = match client.list_ephemerals(&path).await {
-                Ok(_) => Some(true),
-                Err(Error::Unimplemented) => Some(false),
-                Err(error) => return Err(Setback::Failed { path, error }),
-            };
-        }
         Ok(())
     }
 
@@ -299,18 +287,28 @@ impl Keeper {
         self.stands.insert(node.path.clone(), Standing { data: node.data.clone(), owner });
     }
 
+    /// Whether all stands as we remember; false when that is worth a look at each node.
+    ///
     /// One question instead of one a node: does the session hold exactly what we remember, and is our own node what
-    /// we wrote? False when that is not certain, as with every ZooKeeper that cannot list: then each node is read.
-    async fn verify(&self, client: &Client) -> bool {
-        if self.lists != Some(true) {
-            return false;
+    /// we wrote?
+    async fn verify(&mut self, client: &Client) -> bool {
+        if let Listing::Cannot { ticks_unverified } = self.listing {
+            self.listing = Listing::Cannot { ticks_unverified: (ticks_unverified + 1) % RELOOK_TICKS };
+            return ticks_unverified + 1 < RELOOK_TICKS;
         }
-        let held = client.list_ephemerals(&self.paths.brokers());
-        let holder = client.get_data(&self.holder);
-        let (Ok(held), Ok((data, _))) = (held.await, holder.await) else { return false };
-        let ours = |(_, standing): &(&String, &Standing)| standing.owner == self.sessions.current;
-        let remembered: BTreeSet<&String> = self.stands.iter().filter(ours).map(|(path, _)| path).collect();
-        held.iter().collect::<BTreeSet<_>>() == remembered
+        let brokers = self.paths.brokers();
+        let held = match timeout(LISTING_PATIENCE, client.list_ephemerals(&brokers)).await {
+            Ok(Ok(held)) => held,
+            Ok(Err(Error::Unimplemented)) | Err(_) if self.listing == Listing::Unknown => {
+                self.listing = Listing::Cannot { ticks_unverified: 0 };
+                return true;
+            }
+            _ => return false,
+        };
+        self.listing = Listing::Can;
+        let Ok((data, _)) = client.get_data(&self.holder).await else { return false };
+        let remembered = self.held();
+        held.into_iter().collect::<BTreeSet<_>>() == remembered
             && self.stands.get(&self.holder).is_some_and(|standing| standing.data.as_bytes() == data)
     }
 
@@ -321,10 +319,7 @@ impl Keeper {
             let wanted = wanted.borrow();
             (wanted.broker_id, wanted.role)
         };
-        let mut held: BTreeSet<String> = match self.lists {
-            Some(true) => client.list_ephemerals(&self.paths.brokers()).await?.into_iter().collect(),
-            _ => self.held(),
-        };
+        let mut held = self.held_now(client).await?;
         let was_holder = held.remove(&self.holder);
         if was_holder {
             ignore_absence(client.delete(&self.holder, None).await)?;
@@ -349,10 +344,44 @@ impl Keeper {
         Ok(())
     }
 
+    /// What this session holds, asked now: a node that another process took since must not be deleted.
+    async fn held_now(&self, client: &Client) -> Result<BTreeSet<String>, Error> {
+        if self.listing == Listing::Can {
+            return Ok(client.list_ephemerals(&self.paths.brokers()).await?.into_iter().collect());
+        }
+        let remembered: Vec<String> = self.held().into_iter().collect();
+        let standings = read(client, &remembered).await.map_err(|(_, error)| error)?;
+        Ok(standings
+            .into_iter()
+            .filter(|(_, standing)| standing.owner == self.sessions.current)
+            .map(|(path, _)| path)
+            .collect())
+    }
+
+    /// What this session holds as far as we know.
     fn held(&self) -> BTreeSet<String> {
         let ours = self.stands.iter().filter(|(_, standing)| standing.owner == self.sessions.current);
         ours.map(|(path, _)| path.clone()).collect()
     }
+}
+
+/// What stands at each path; a failure names the path.
+async fn read(client: &Client, paths: &[String]) -> Result<Standings, (String, Error)> {
+    let mut stands = Standings::new();
+    for chunk in paths.chunks(PIPELINE) {
+        let answers: Vec<_> = chunk.iter().map(|path| client.get_data(path)).collect();
+        for (path, answer) in chunk.iter().zip(answers) {
+            match answer.await {
+                Ok((data, stat)) => {
+                    let data = String::from_utf8_lossy(&data).into_owned();
+                    stands.insert(path.clone(), Standing { data, owner: stat.ephemeral_owner });
+                }
+                Err(Error::NoNode) => {}
+                Err(error) => return Err((path.clone(), error)),
+            }
+        }
+    }
+    Ok(stands)
 }
 
 fn ignore_absence(answer: Result<(), Error>) -> Result<(), Error> {

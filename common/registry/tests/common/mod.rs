@@ -79,13 +79,16 @@ impl Server {
     }
 
     pub(crate) async fn observer(&self) -> Client {
-        let connector = Client::connector().with_session_timeout(Duration::from_secs(30));
+        let connector = Client::connector().with_session_timeout(Duration::from_secs(30)).with_server_version(3, 4, 0);
         timeout(PATIENCE, connector.connect(&self.connect())).await.unwrap().unwrap()
     }
 
     /// Leaves its session, and so its nodes, behind when it is dropped: a broker that was killed.
     pub(crate) async fn mortal(&self) -> Client {
-        let connector = Client::connector().with_session_timeout(Duration::from_secs(30)).with_detached();
+        let connector = Client::connector()
+            .with_session_timeout(Duration::from_secs(30))
+            .with_server_version(3, 4, 0)
+            .with_detached();
         timeout(PATIENCE, connector.connect(&self.connect())).await.unwrap().unwrap()
     }
 }
