@@ -9,7 +9,9 @@
 pub mod assembly;
 pub mod cli;
 mod reload;
+mod retention;
 mod run;
 
 pub use reload::reload;
+pub use retention::{Retention, log_removed};
 pub use run::run;

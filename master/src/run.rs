@@ -1,6 +1,7 @@
 use crate::assembly;
 use crate::cli::{CommonArgs, report_config, start_logging};
 use crate::reload::reload;
+use crate::retention::Retention;
 use anyhow::{Context, Result, bail};
 use metaq_broker::{Node, NodeOptions, NodeRole};
 use metaq_config::{BrokerConfig, Live};
@@ -61,13 +62,22 @@ async fn serve(config: BrokerConfig, local: bool) -> Result<()> {
     let registry = Registry::start(&config.zookeeper, assembly::wanted(&config, &store, Role::Master, &uri));
     info!(uri, "serving as master");
 
-    let outcome = until_stopped(&live, &node, &store, &registry, &uri).await;
+    let retention = Retention::start(&live, &store);
+    let outcome = until_stopped(&live, &node, &store, &registry, &uri, &retention).await;
+    drop(retention);
     assembly::stop(node, &store, registry, config.zookeeper.sync_time).await?;
     outcome
 }
 
 /// Follows signals and the store's partitions until the node has to stop.
-async fn until_stopped(live: &Live, node: &Node, store: &Arc<Store>, registry: &Registry, uri: &str) -> Result<()> {
+async fn until_stopped(
+    live: &Live,
+    node: &Node,
+    store: &Arc<Store>,
+    registry: &Registry,
+    uri: &str,
+    retention: &Retention,
+) -> Result<()> {
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
     let mut hangup = signal(SignalKind::hangup())?;
@@ -79,6 +89,7 @@ async fn until_stopped(live: &Live, node: &Node, store: &Arc<Store>, registry: &
             _ = interrupt.recv() => return Ok(()),
             _ = hangup.recv() => {
                 if reload(live, node) {
+                    retention.reloaded();
                     registry.want(assembly::wanted(&live.snapshot(), store, Role::Master, uri));
                 }
             }

@@ -27,7 +27,7 @@ mod zookeeper;
 pub use broker::BrokerConfig;
 pub use finding::{ConfigErrors, Finding};
 pub use live::Live;
-pub use policy::{DeleteAction, DeletePolicy, DeleteWhen};
+pub use policy::{DeleteAction, DeletePolicy, DeleteWhen, in_local_time};
 pub use slave::SlaveConfig;
 pub use system::{FlushTxLog, System};
 pub use topic::Topic;

@@ -1,7 +1,8 @@
+use chrono::{DateTime, Local, SecondsFormat};
 use cron::Schedule;
 use std::fmt;
 use std::str::FromStr;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 /// `deletePolicy`: what becomes of a sealed segment that is older than `age` (storage, "12. Retention: policy").
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -86,6 +87,16 @@ impl DeleteWhen {
     pub fn schedule(&self) -> &Schedule {
         &self.schedule
     }
+
+    /// When it is next due after `time`, by the machine's time zone; `None`: never again.
+    pub fn next_after(&self, time: SystemTime) -> Option<SystemTime> {
+        self.schedule.after(&DateTime::<Local>::from(time)).next().map(SystemTime::from)
+    }
+}
+
+/// A time as the machine's time zone has it, with the zone's distance from UTC.
+pub fn in_local_time(time: SystemTime) -> String {
+    DateTime::<Local>::from(time).to_rfc3339_opts(SecondsFormat::Secs, false)
 }
 
 /// The error reads on after the text: "'x' is not …".
@@ -165,6 +176,16 @@ mod tests {
         for text in ["", "* * * * *", "0 0 6,18 * *", "0 0 25 * * ?", "0 0 6 L * ?", "0 0 6 ? * 6#3", "daily"] {
             assert!(text.parse::<DeleteWhen>().is_err(), "{text}");
         }
+    }
+
+    #[test]
+    fn the_next_time_is_after_the_one_given() {
+        let when: DeleteWhen = "0/2 * * * * ?".parse().unwrap();
+        let at = |ms| SystemTime::UNIX_EPOCH + Duration::from_millis(ms);
+        assert_eq!(when.next_after(at(1_800_000_000_000)), Some(at(1_800_000_002_000)));
+        assert_eq!(when.next_after(at(1_800_000_001_999)), Some(at(1_800_000_002_000)));
+        let past: DeleteWhen = "0 0 12 1 JUL ? 2020".parse().unwrap();
+        assert_eq!(past.next_after(at(1_800_000_000_000)), None);
     }
 
     #[test]
