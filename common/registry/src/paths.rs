@@ -80,6 +80,16 @@ impl Paths {
         }
     }
 
+    /// Parent of the fences; beside what the original writes, where no client looks.
+    pub fn fences(&self) -> String {
+        format!("{}/fences", self.root)
+    }
+
+    /// Persistent: the newest reign of a broker id.
+    pub fn fence(&self, id: BrokerId) -> String {
+        format!("{}/fences/{id}", self.root)
+    }
+
     pub fn tree(&self, tree: Tree) -> String {
         format!("{}/brokers/{}", self.root, tree.node())
     }

@@ -1,5 +1,6 @@
 //! One ZooKeeper session of this node: look at what stands, do the plan, look again now and then.
 
+use crate::fence::{self, Lease};
 use crate::follow::{Watch, fired, follow, watch};
 use crate::paths::{self, Paths, Role, Tree};
 use crate::plan::{Operation, Sessions, Standing, Standings, plan};
@@ -104,7 +105,26 @@ pub(crate) async fn serve(shared: &Shared, keeper: &mut Keeper, client: &Client)
     tokio::select! {
         () = shared.closing.cancelled() => {}
         () = keep(shared, keeper, client) => {}
+        () = hold(shared, client) => {}
         _ = followed => {}
+    }
+}
+
+/// Renews the lease of a registered master for as long as the session lives. The fence is looked at only after the
+/// registration stands: whoever wrote it before has then been seen, and whoever writes it later finds us registered.
+async fn hold(shared: &Shared, client: &Client) {
+    let Some(ours) = &shared.reign else { return std::future::pending().await };
+    let mut state = shared.state.subscribe();
+    let id = shared.wanted.borrow().broker_id;
+    loop {
+        // The channel lives as long as the registry.
+        let _ = state.wait_for(|state| *state == State::Registered).await;
+        if let Some(lease) = fence::renew(client, &shared.paths, id, ours).await
+            && (*state.borrow() == State::Registered || matches!(lease, Lease::Replaced(_)))
+        {
+            shared.lease.send_replace(lease);
+        }
+        sleep(fence::renewal_pause(client)).await;
     }
 }
 

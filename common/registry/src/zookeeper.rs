@@ -1,5 +1,6 @@
 //! The registry's handle and the task behind it: a session, and another one whenever it ends, for ever.
 
+use crate::fence::{Fence, Lease};
 use crate::follow::MasterAt;
 use crate::paths::{Paths, Role};
 use crate::session::{self, Keeper};
@@ -83,6 +84,7 @@ pub struct Registry {
     wanted: watch::Sender<Wanted>,
     state: watch::Receiver<State>,
     master: watch::Receiver<Option<MasterAt>>,
+    lease: watch::Receiver<Lease>,
     closing: CancellationToken,
     task: TaskTracker,
 }
@@ -94,6 +96,9 @@ pub(crate) struct Shared {
     pub(crate) wanted: watch::Receiver<Wanted>,
     pub(crate) state: watch::Sender<State>,
     pub(crate) master: Arc<watch::Sender<Option<MasterAt>>>,
+    /// The reign of a master, which its lease is about.
+    pub(crate) reign: Option<Fence>,
+    pub(crate) lease: watch::Sender<Lease>,
     pub(crate) closing: CancellationToken,
 }
 
@@ -101,6 +106,15 @@ impl Registry {
     /// Returns at once, and goes on trying for ever; [`Registry::state`] says how far it is. With `zk.zkEnable=false`
     /// it does nothing at all. Must be called within a tokio runtime.
     pub fn start(zk: &ZooKeeper, wanted: Wanted) -> Registry {
+        Registry::begin(zk, wanted, None)
+    }
+
+    /// The same for a master, whose reign `fence` says; [`Registry::lease`] says for how long it may acknowledge.
+    pub fn reign(zk: &ZooKeeper, wanted: Wanted, fence: Fence) -> Registry {
+        Registry::begin(zk, wanted, Some(fence))
+    }
+
+    fn begin(zk: &ZooKeeper, wanted: Wanted, reign: Option<Fence>) -> Registry {
         let since = Instant::now();
         let initial = if zk.enable {
             State::Connecting { since, reason: "not connected yet".to_owned() }
@@ -110,6 +124,7 @@ impl Registry {
         let (wanted, wanted_seen) = watch::channel(wanted);
         let (state, state_seen) = watch::channel(initial);
         let (master, master_seen) = watch::channel(None);
+        let (lease, lease_seen) = watch::channel(Lease::None);
         let (closing, task) = (CancellationToken::new(), TaskTracker::new());
         let shared = Shared {
             zk: zk.clone(),
@@ -117,6 +132,8 @@ impl Registry {
             wanted: wanted_seen,
             state,
             master: Arc::new(master),
+            reign,
+            lease,
             closing: closing.clone(),
         };
         if zk.enable {
@@ -125,7 +142,7 @@ impl Registry {
             task.spawn(idle(shared));
         }
         task.close();
-        Registry { wanted, state: state_seen, master: master_seen, closing, task }
+        Registry { wanted, state: state_seen, master: master_seen, lease: lease_seen, closing, task }
     }
 
     /// Publishes the difference, the checksum last. The broker id and the role are what they were at the start.
@@ -147,6 +164,11 @@ impl Registry {
     /// unregistered or its session ended. Always `None` on a master.
     pub fn master(&self) -> watch::Receiver<Option<MasterAt>> {
         self.master.clone()
+    }
+
+    /// Whether this master may acknowledge. [`Lease::None`] for ever without [`Registry::reign`].
+    pub fn lease(&self) -> watch::Receiver<Lease> {
+        self.lease.clone()
     }
 
     /// Unregisters in order and ends the session; gives up after five seconds without an answer. May be called twice.
@@ -223,6 +245,9 @@ pub(crate) async fn connect(zk: &ZooKeeper) -> Result<Client, Error> {
 
 /// Unregisters and closes the session, so that clients leave before the broker does.
 async fn end(keeper: &Keeper, shared: &Shared, client: Client) {
+    if client.state().is_terminated() {
+        return;
+    }
     let mut states = client.state_watcher();
     let connected = client.state() != SessionState::Disconnected;
     let patience = if connected { CLOSE_PATIENCE } else { CLOSE_PATIENCE_DISCONNECTED };

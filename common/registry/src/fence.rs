@@ -1,0 +1,191 @@
+//! One master at a time for a broker id: a persistent node with the newest reign, changed by compare-and-set, and a
+//! lease that ends before the session does.
+//!
+//! Whoever begins a reign writes the fence first. It then registers, which fails for as long as an earlier master's
+//! session lives, and serves only when it stands registered and the fence is still its own. The earlier master, in
+//! turn, acknowledges only for a part of the session time-out after ZooKeeper last confirmed both. So there is no
+//! moment at which both may acknowledge.
+
+use crate::paths::Paths;
+use crate::zookeeper::connect;
+use metaq_config::ZooKeeper;
+use metaq_types::{BrokerId, Epoch};
+use serde::{Deserialize, Serialize};
+use std::time::{Duration, Instant};
+use tokio::time::timeout;
+use zookeeper_client::{Acls, Client, CreateMode, CreateOptions, Error};
+
+/// Who may be the master of a broker id: the node whose reign began last.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Fence {
+    pub epoch: Epoch,
+    /// The data directory that reigns.
+    pub node: String,
+    /// Where it could be reached when its reign began.
+    pub uri: String,
+    pub since_unix_ms: u64,
+}
+
+/// As it stands in ZooKeeper.
+#[derive(Serialize, Deserialize)]
+struct Text {
+    epoch: u64,
+    node: String,
+    uri: String,
+    since: u64,
+}
+
+impl Fence {
+    fn text(&self) -> String {
+        let Fence { epoch, node, uri, since_unix_ms } = self.clone();
+        let text = Text { epoch: epoch.0, node, uri, since: since_unix_ms };
+        serde_json::to_string(&text).expect("strings and numbers are JSON")
+    }
+
+    fn parse(data: &[u8]) -> Option<Fence> {
+        let Text { epoch, node, uri, since } = serde_json::from_slice(data).ok()?;
+        Some(Fence { epoch: Epoch(epoch), node, uri, since_unix_ms: since })
+    }
+}
+
+/// What the registry knows of this master's right to acknowledge.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Lease {
+    /// Not confirmed yet.
+    None,
+    /// Nobody else can reign before this.
+    Until(Instant),
+    /// Another reign has begun; ours is over for good.
+    Replaced(Fence),
+}
+
+/// Why the fence was not taken.
+#[derive(Debug, thiserror::Error)]
+pub enum ClaimError<R> {
+    #[error("zookeeper at {connect}: {error}")]
+    ZooKeeper { connect: String, error: Error },
+    #[error("the fence {path} holds what is not understood: {data:?}; look at it and delete it if no broker runs")]
+    Foreign { path: String, data: String },
+    /// The caller's own refusal.
+    #[error("{0}")]
+    Refused(R),
+}
+
+/// What stands in the way of a reign.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Standing {
+    pub fence: Option<Fence>,
+    /// The address registered as the master at this moment.
+    pub registered: Option<String>,
+}
+
+const FENCE: CreateOptions<'static> = CreateMode::Persistent.with_acls(Acls::anyone_all());
+
+/// The lease is this part of the session time-out, counted from before the question to ZooKeeper was sent.
+const LEASE_PART: f32 = 0.6;
+
+/// And it is renewed so often within the time-out.
+const RENEWALS: u32 = 6;
+
+/// Looks at the fence and who is registered, and writes the fence that `decide` makes of it, unless it refuses. When two
+/// claim at once, one writes and the other decides anew on what it finds then.
+pub async fn claim<R, F>(
+    zk: &ZooKeeper,
+    id: BrokerId,
+    mut decide: impl FnMut(Standing) -> F,
+) -> Result<Fence, ClaimError<R>>
+where
+    F: Future<Output = Result<Fence, R>>,
+{
+    let failed = |error| ClaimError::ZooKeeper { connect: zk.connect.clone(), error };
+    let client = connect(zk).await.map_err(failed)?;
+    let paths = Paths::new(&zk.root);
+    let path = paths.fence(id);
+    loop {
+        let found = read(&client, &path).await.map_err(failed)?;
+        let (fence, version) = match found {
+            None => (None, None),
+            Some((data, version)) => match Fence::parse(&data) {
+                Some(fence) => (Some(fence), Some(version)),
+                None => {
+                    let data = String::from_utf8_lossy(&data).into_owned();
+                    return Err(ClaimError::Foreign { path, data });
+                }
+            },
+        };
+        let registered = read(&client, &paths.master(id)).await.map_err(failed)?;
+        let registered = registered.map(|(data, _)| String::from_utf8_lossy(&data).into_owned());
+        let new = decide(Standing { fence, registered }).await.map_err(ClaimError::Refused)?;
+        match write(&client, &paths, id, &new, version).await {
+            Ok(()) => return Ok(new),
+            Err(Error::BadVersion | Error::NodeExists | Error::NoNode) => {}
+            Err(error) => return Err(failed(error)),
+        }
+    }
+}
+
+/// The fence as it stands, for whoever only wants to know.
+pub async fn look(zk: &ZooKeeper, id: BrokerId) -> Result<Standing, ClaimError<std::convert::Infallible>> {
+    let failed = |error| ClaimError::ZooKeeper { connect: zk.connect.clone(), error };
+    let client = connect(zk).await.map_err(failed)?;
+    let paths = Paths::new(&zk.root);
+    let fence = read(&client, &paths.fence(id)).await.map_err(failed)?.and_then(|(data, _)| Fence::parse(&data));
+    let registered = read(&client, &paths.master(id)).await.map_err(failed)?;
+    Ok(Standing { fence, registered: registered.map(|(data, _)| String::from_utf8_lossy(&data).into_owned()) })
+}
+
+async fn read(client: &Client, path: &str) -> Result<Option<(Vec<u8>, i32)>, Error> {
+    match client.get_data(path).await {
+        Ok((data, stat)) => Ok(Some((data, stat.version))),
+        Err(Error::NoNode) => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+async fn write(
+    client: &Client,
+    paths: &Paths,
+    id: BrokerId,
+    fence: &Fence,
+    version: Option<i32>,
+) -> Result<(), Error> {
+    let path = paths.fence(id);
+    match version {
+        Some(version) => client.set_data(&path, fence.text().as_bytes(), Some(version)).await.map(drop),
+        None => {
+            client.mkdir(&paths.fences(), &FENCE).await?;
+            client.create(&path, fence.text().as_bytes(), &FENCE).await.map(drop)
+        }
+    }
+}
+
+/// One look at the fence by a registered master: the lease it gives. `None` when ZooKeeper did not answer in time, or
+/// answered what says nothing; the last lease then runs out by itself.
+pub(crate) async fn renew(client: &Client, paths: &Paths, id: BrokerId, ours: &Fence) -> Option<Lease> {
+    let lease = client.session_timeout().mul_f32(LEASE_PART);
+    let sent = Instant::now();
+    let (data, _) = timeout(lease, client.get_data(&paths.fence(id))).await.ok()?.ok()?;
+    let fence = Fence::parse(&data)?;
+    let is_ours = (fence.epoch, &fence.node) == (ours.epoch, &ours.node);
+    Some(if is_ours { Lease::Until(sent + lease) } else { Lease::Replaced(fence) })
+}
+
+/// The pause between two renewals.
+pub(crate) fn renewal_pause(client: &Client) -> Duration {
+    client.session_timeout() / RENEWALS
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_fence_is_read_back_and_strangers_are_not_understood() {
+        let fence =
+            Fence { epoch: Epoch(7), node: "n-1".into(), uri: "meta://h:8123".into(), since_unix_ms: 1_795_993_878_339 };
+        assert_eq!(Fence::parse(fence.text().as_bytes()), Some(fence));
+        for strange in ["", "7", "{}", "{\"epoch\":-1,\"node\":\"\",\"uri\":\"\",\"since\":0}"] {
+            assert_eq!(Fence::parse(strange.as_bytes()), None, "{strange}");
+        }
+    }
+}
