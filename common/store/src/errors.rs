@@ -62,6 +62,11 @@ pub enum OpenError {
     Io { what: &'static str, path: PathBuf, source: io::Error },
     #[error("{path} is damaged: {reason}; {advice}", path = .path.display())]
     Damaged { path: PathBuf, reason: String, advice: &'static str },
+    /// Without its journal a broker would forget what it has promised to coordinators.
+    #[error(
+        "the transaction journal cannot be used: {0}; restore its directory (dataLogPath, .metaq/journal), or move it away and lose what it holds"
+    )]
+    Journal(CreateError),
 }
 
 impl OpenError {

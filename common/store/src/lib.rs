@@ -33,6 +33,7 @@ mod scan;
 mod segment;
 mod slice;
 mod store;
+mod walk;
 mod window;
 mod writer;
 
@@ -45,6 +46,7 @@ pub use load::Repair;
 pub use metrics::{FlushCause, StoreMetrics};
 pub use partition::{Health, Partition};
 pub use positions::{Positions, Reader};
+pub use queue::BatchRecord;
 pub use recovery::RecoveryReport;
 pub use retention::{Disposal, RemoveError, Removed, Retention};
 pub use rules::{Flush, PartitionRules};

@@ -7,7 +7,7 @@ use crate::ids::IdClock;
 use crate::load::Loaded;
 use crate::metrics::StoreMetrics;
 use crate::positions::{Cursors, Positions, Reader};
-use crate::queue::{Append, AppendQueue, NewRecord, Verbatim};
+use crate::queue::{Append, AppendQueue, BatchRecord, NewBatch, NewRecord, Verbatim};
 use crate::retention::Retired;
 use crate::rules::{FlushLevel, LiveRules, PartitionRules};
 use crate::segment::{Cut, Segment};
@@ -15,7 +15,7 @@ use crate::slice::{Slice, SliceAt};
 use crate::writer::Writer;
 use arc_swap::ArcSwap;
 use bytes::Bytes;
-use metaq_types::limits::{APPEND_QUEUE_BYTES_MAX, MESSAGE_BYTES_MAX};
+use metaq_types::limits::{APPEND_QUEUE_BYTES_MAX, ENTRY_BYTES_MAX, MESSAGE_BYTES_MAX, RUN_BYTES_MAX};
 use metaq_types::{Offset, PartitionId};
 use metaq_wire::RecordHeader;
 use parking_lot::Mutex;
@@ -60,6 +60,8 @@ pub struct Partition {
     /// and the second would believe itself good.
     pub(crate) sync_turn: Mutex<()>,
     pub(crate) acks: Mutex<AckQueue>,
+    /// Of appends that wait for a sync although the flush rule does not.
+    pub(crate) synced_acks: Mutex<AckQueue>,
     pub(crate) cursors: Cursors,
     /// In order of their bases, joined without gaps, never empty; replaced whole.
     pub(crate) segments: ArcSwap<Vec<Arc<Segment>>>,
@@ -102,6 +104,7 @@ impl Partition {
             writer: Mutex::new(Writer::new(active, end)),
             sync_turn: Mutex::new(()),
             acks: Mutex::new(AckQueue::new(end)),
+            synced_acks: Mutex::new(AckQueue::new(end)),
             cursors: Cursors::new(kept, end),
             segments: ArcSwap::from_pointee(segments),
             retired: Mutex::default(),
@@ -141,7 +144,31 @@ impl Partition {
         if body.len() > MESSAGE_BYTES_MAX as usize {
             return refuse(ack, Refusal::TooLarge { bytes: body.len(), limit_bytes: MESSAGE_BYTES_MAX });
         }
-        self.enqueue(Append::Record(NewRecord { flag, checksum, body, ack }));
+        self.enqueue(Append::Record(NewRecord { flag, checksum, body, ack, synced: false }));
+    }
+
+    /// Appends an entry to a log of our own. `synced`: answered after a sync, although others of this log are not.
+    pub fn append_entry(self: &Arc<Self>, body: Bytes, synced: bool, ack: Ack) {
+        if body.len() > ENTRY_BYTES_MAX as usize {
+            return refuse(ack, Refusal::TooLarge { bytes: body.len(), limit_bytes: ENTRY_BYTES_MAX });
+        }
+        let checksum = metaq_wire::checksum(&body);
+        self.enqueue(Append::Record(NewRecord { flag: 0, checksum, body, ack, synced }));
+    }
+
+    /// Appends messages that have ids already in one contiguous run of one segment: all of them or none, and readers see
+    /// all of them or none. The answer names the run's first byte and its length.
+    pub fn append_batch(self: &Arc<Self>, records: Vec<BatchRecord>, ack: Ack) {
+        let batch = NewBatch { records, ack };
+        let bytes = batch.bytes();
+        if bytes > u64::from(RUN_BYTES_MAX) {
+            let refusal = Refusal::TooLarge { bytes: bytes as usize, limit_bytes: RUN_BYTES_MAX };
+            return refuse(batch.ack, refusal);
+        }
+        if batch.records.is_empty() {
+            return refuse(batch.ack, Refusal::Malformed("a batch of no messages".to_owned()));
+        }
+        self.enqueue(Append::Batch(batch));
     }
 
     /// Appends a range of whole records that the caller has checked, for a replica: refused unless it begins at the
@@ -270,6 +297,7 @@ impl Partition {
     pub fn confirm(&self, to: Offset) {
         self.cursors.publish_confirmed(to);
         self.acks.lock().on_confirmed(to);
+        self.synced_acks.lock().on_confirmed(to);
         self.readers.notify_waiters();
     }
 

@@ -1,7 +1,7 @@
 use crate::acks::Ack;
 use bytes::Bytes;
-use metaq_types::Offset;
 use metaq_types::limits::{BATCH_BYTES_MAX, RECORD_HEADER_BYTES};
+use metaq_types::{MessageId, Offset};
 use parking_lot::Mutex;
 use std::collections::VecDeque;
 
@@ -13,6 +13,23 @@ pub(crate) struct NewRecord {
     pub(crate) flag: i32,
     pub(crate) checksum: i32,
     pub(crate) body: Bytes,
+    pub(crate) ack: Ack,
+    /// Answered after a sync, whatever the flush rule.
+    pub(crate) synced: bool,
+}
+
+/// A message of a batch, with the id it was given before.
+#[derive(Clone, Debug)]
+pub struct BatchRecord {
+    pub id: MessageId,
+    pub flag: i32,
+    pub checksum: i32,
+    pub body: Bytes,
+}
+
+/// Messages that are stored in one run or not at all.
+pub(crate) struct NewBatch {
+    pub(crate) records: Vec<BatchRecord>,
     pub(crate) ack: Ack,
 }
 
@@ -26,7 +43,20 @@ pub(crate) struct Verbatim {
 
 pub(crate) enum Append {
     Record(NewRecord),
+    Batch(NewBatch),
     Verbatim(Verbatim),
+}
+
+impl BatchRecord {
+    pub(crate) fn bytes(&self) -> u32 {
+        RECORD_HEADER_BYTES + self.body.len() as u32
+    }
+}
+
+impl NewBatch {
+    pub(crate) fn bytes(&self) -> u64 {
+        self.records.iter().map(|record| u64::from(record.bytes())).sum()
+    }
 }
 
 impl NewRecord {
@@ -39,6 +69,7 @@ impl Append {
     pub(crate) fn body_bytes(&self) -> usize {
         match self {
             Append::Record(record) => record.body.len(),
+            Append::Batch(batch) => batch.records.iter().map(|record| record.body.len()).sum(),
             Append::Verbatim(range) => range.bytes.len(),
         }
     }
@@ -46,6 +77,7 @@ impl Append {
     pub(crate) fn into_ack(self) -> Ack {
         match self {
             Append::Record(record) => record.ack,
+            Append::Batch(batch) => batch.ack,
             Append::Verbatim(range) => range.ack,
         }
     }
@@ -55,6 +87,7 @@ impl Append {
 pub(crate) enum Batch {
     Empty,
     Records(Vec<NewRecord>),
+    Whole(NewBatch),
     Verbatim(Verbatim),
 }
 
@@ -110,8 +143,9 @@ impl AppendQueue {
                     records.push(record);
                 }
                 Some(Append::Verbatim(range)) if records.is_empty() => return Batch::Verbatim(range),
-                Some(range) => {
-                    waiting.appends.push_front(range);
+                Some(Append::Batch(batch)) if records.is_empty() => return Batch::Whole(batch),
+                Some(other) => {
+                    waiting.appends.push_front(other);
                     break;
                 }
                 None => {

@@ -13,7 +13,7 @@ use crate::roots::{Root, node_id};
 use crate::rules::PartitionRules;
 use crate::segment::Segment;
 use metaq_types::limits::OPEN_FILES_MAX;
-use metaq_types::{BrokerId, Epoch, Lineage, Offset, PartitionId, Reign, TopicName};
+use metaq_types::{BrokerId, Epoch, JOURNAL_TOPIC, Lineage, Offset, PartitionId, Reign, TopicName};
 use parking_lot::{Mutex, RwLock};
 use rustix::process::{Resource, getrlimit};
 use std::collections::{BTreeMap, HashMap};
@@ -34,6 +34,8 @@ pub struct StoreOptions {
     pub data_path: PathBuf,
     /// Searched for partitions, too.
     pub extra_data_paths: Vec<PathBuf>,
+    /// Where the transaction journal lies: its own directory, in no data path. `None`: this store keeps none.
+    pub journal_path: Option<PathBuf>,
     pub broker_id: BrokerId,
     /// Asked for each partition found.
     pub rules: RulesFor,
@@ -47,6 +49,7 @@ impl StoreOptions {
         StoreOptions {
             data_path: data_path.into(),
             extra_data_paths: Vec::new(),
+            journal_path: None,
             broker_id,
             rules,
             now: Arc::new(wall_clock_ms),
@@ -115,7 +118,7 @@ impl Store {
             partitions.entry(partition.id.topic.clone()).or_default().insert(partition.id.number, partition);
         }
         let committer = start_committer(&shared)?;
-        Ok(Store {
+        let store = Store {
             shared,
             node_id,
             lineage_path,
@@ -128,11 +131,25 @@ impl Store {
             // From the clock, so that a generation of an earlier run is not taken for one of this.
             catalog: AtomicU64::new((options.now)().max(1) as u64),
             catalog_moved: Notify::new(),
-        })
+        };
+        if let Some(path) = &options.journal_path {
+            let rules = PartitionRules { data_path: path.clone(), ..(options.rules)(JOURNAL_TOPIC) };
+            store.get_or_create(&PartitionId::journal(), &rules, Offset::ZERO).map_err(OpenError::Journal)?;
+        }
+        Ok(store)
     }
 
+    /// The transaction journal, if this store keeps one. Asked for each time: joining a master may replace it.
+    pub fn journal(&self) -> Option<Arc<Partition>> {
+        self.existing(&PartitionId::journal())
+    }
+
+    /// A topic's partition; the journal is none.
     pub fn get(&self, topic: &str, partition: i32) -> Option<Arc<Partition>> {
         let number = u32::try_from(partition).ok()?;
+        if topic == JOURNAL_TOPIC {
+            return None;
+        }
         self.partitions.read().get(topic)?.get(&number).cloned()
     }
 
@@ -196,7 +213,7 @@ impl Store {
     /// Begins a reign of this node, durably: whatever is appended from now on belongs to it.
     pub fn begin_reign(&self, epoch: Epoch) -> Result<(), OpenError> {
         let mut lineage = self.lineage()?;
-        let starts = self.partitions().iter().map(|p| (p.id().clone(), p.positions().written)).collect();
+        let starts = self.logs().iter().map(|p| (p.id().clone(), p.positions().written)).collect();
         let began_unix_ms = wall_clock_ms().max(0) as u64;
         lineage.begin(Reign { epoch, node: self.node_id.clone(), began_unix_ms, starts });
         self.adopt_lineage(&lineage)
@@ -249,8 +266,13 @@ impl Store {
         Ok(Arc::new(Partition::new(id.clone(), root, shared, rules, vec![segment], first, 0)))
     }
 
-    /// In no particular order.
+    /// Of topics, in no particular order.
     pub fn partitions(&self) -> Vec<Arc<Partition>> {
+        self.logs().into_iter().filter(|log| !log.id.is_journal()).collect()
+    }
+
+    /// Every log: the partitions, and the journal.
+    pub fn logs(&self) -> Vec<Arc<Partition>> {
         self.partitions.read().values().flat_map(BTreeMap::values).cloned().collect()
     }
 
@@ -332,7 +354,7 @@ impl Store {
 
     /// Accepts nothing more and ends the committer.
     fn stop(&self, roots: &mut Roots) -> Vec<Arc<Partition>> {
-        let partitions = self.partitions();
+        let partitions = self.logs();
         for partition in &partitions {
             partition.close();
         }
@@ -360,7 +382,7 @@ impl Drop for Store {
 /// The system's data path first, then each other one once.
 fn lock_roots(disk: &dyn Disk, options: &StoreOptions) -> Result<Vec<Root>, OpenError> {
     let mut locked = vec![Root::lock(disk, &options.data_path)?];
-    for path in &options.extra_data_paths {
+    for path in options.extra_data_paths.iter().chain(&options.journal_path) {
         let canonical = fs::canonicalize(path).ok();
         if !locked.iter().any(|root| Some(&*root.path) == canonical.as_deref()) {
             locked.push(Root::lock(disk, path)?);

@@ -4,7 +4,7 @@ use crate::disk::write_all_at;
 use crate::errors::{AppendError, Refusal};
 use crate::metrics::FlushCause;
 use crate::partition::{Partition, refuse, walk_headers};
-use crate::queue::{Batch, NewRecord, Verbatim};
+use crate::queue::{Batch, BatchRecord, NewBatch, NewRecord, Verbatim};
 use crate::rules::FlushLevel;
 use crate::segment::Segment;
 use metaq_types::limits::RECORD_HEADER_BYTES;
@@ -34,6 +34,20 @@ enum Hand {
     Appender,
     /// The committer, which syncs right afterwards.
     Committer,
+}
+
+/// A written append that waits for its answer.
+struct Answer {
+    appended: Appended,
+    ack: Ack,
+    synced: bool,
+}
+
+impl BatchRecord {
+    fn header(&self) -> [u8; RECORD_HEADER_BYTES as usize] {
+        let BatchRecord { id, flag, checksum, ref body } = *self;
+        RecordHeader { length: body.len() as u32, checksum, id, flag }.encode()
+    }
 }
 
 impl Writer {
@@ -84,6 +98,7 @@ impl Partition {
             match self.queue.take_batch(room) {
                 Batch::Empty => return,
                 Batch::Records(records) => self.write_records(writer, records, full, hand),
+                Batch::Whole(batch) => self.write_batch(writer, batch, full, hand),
                 Batch::Verbatim(range) => self.write_verbatim(writer, range, hand),
             }
         }
@@ -103,6 +118,7 @@ impl Partition {
             self.unqueue(append.body_bytes());
         }
         *self.acks.lock() = AckQueue::new(self.cursors.written());
+        *self.synced_acks.lock() = AckQueue::new(self.cursors.written());
     }
 
     fn unqueue(&self, bytes: usize) {
@@ -128,7 +144,8 @@ impl Partition {
         let (base, count) = (writer.active.base, records.len() as u64);
         let answers = records.into_iter().zip(ids).zip(starts).map(|((record, id), start)| {
             let (bytes, offset) = (record.bytes(), base + u64::from(start));
-            (Appended { id, partition: self.id.number, offset, bytes }, record.ack)
+            let appended = Appended { id, partition: self.id.number, offset, bytes };
+            Answer { appended, ack: record.ack, synced: record.synced }
         });
         self.publish(writer, answers, count, hand);
     }
@@ -183,7 +200,37 @@ impl Partition {
         let id = headers.last().expect("an empty range was refused").1.id;
         let (bytes, records) = (range.bytes.len() as u32, headers.len() as u64);
         let appended = Appended { id, partition: self.id.number, offset: range.at, bytes };
-        self.publish(writer, std::iter::once((appended, range.ack)), records, hand);
+        let answer = Answer { appended, ack: range.ack, synced: false };
+        self.publish(writer, std::iter::once(answer), records, hand);
+    }
+
+    /// All in one segment, which a batch may exceed as a record may, and published together: no reader ever sees a part.
+    fn write_batch(self: &Arc<Self>, writer: &mut Writer, batch: NewBatch, full: bool, hand: Hand) {
+        let NewBatch { records, ack } = batch;
+        self.unqueue(records.iter().map(|record| record.body.len()).sum());
+        let bytes = records.iter().map(|record| u64::from(record.bytes())).sum::<u64>();
+        let written = (|| {
+            if full || writer.segment_bytes() + bytes > u64::from(u32::MAX) {
+                self.roll(writer)?;
+            }
+            let headers: Vec<_> = records.iter().map(BatchRecord::header).collect();
+            let parts = headers.iter().zip(&records);
+            let mut parts: Vec<_> =
+                parts.flat_map(|(header, record)| [IoSlice::new(header), IoSlice::new(&record.body)]).collect();
+            self.write_bytes(writer, &mut parts)
+        })();
+        if let Err(error) = written {
+            return ack.answer(Err(error));
+        }
+        let starts = record_starts(writer, records.iter().map(BatchRecord::bytes));
+        writer.active.note_boundaries(starts.iter().copied());
+        for record in &records {
+            self.shared.ids.found(record.id);
+        }
+        let id = records.last().expect("an empty batch was refused").id;
+        let appended = Appended { id, partition: self.id.number, offset: writer.end, bytes: bytes as u32 };
+        let answer = Answer { appended, ack, synced: false };
+        self.publish(writer, std::iter::once(answer), records.len() as u64, hand);
     }
 
     fn check_verbatim(&self, writer: &Writer, range: &Verbatim) -> Result<Vec<(u32, RecordHeader)>, Refusal> {
@@ -282,29 +329,33 @@ impl Partition {
     }
 
     /// Makes what was just written count: position, index, counters, answers, and the sync it calls for.
-    fn publish(
-        self: &Arc<Self>,
-        writer: &mut Writer,
-        answers: impl Iterator<Item = (Appended, Ack)>,
-        records: u64,
-        hand: Hand,
-    ) {
+    fn publish(self: &Arc<Self>, writer: &mut Writer, answers: impl Iterator<Item = Answer>, records: u64, hand: Hand) {
         let level = self.rules.level();
         let start = writer.end;
+        let mut waits_for_sync = false;
         let now_safe = level == FlushLevel::Os && self.cursors.durable() >= writer.promised;
         {
             let mut acks = self.acks.lock();
-            for (appended, ack) in answers {
+            for Answer { appended, ack, synced } in answers {
                 writer.end = appended.offset + u64::from(appended.bytes);
-                acks.push(appended, ack);
+                if synced && now_safe {
+                    waits_for_sync = true;
+                    self.synced_acks.lock().push(appended, ack);
+                } else {
+                    acks.push(appended, ack);
+                }
             }
             self.records.fetch_add(records, Ordering::Relaxed);
             self.shared.metrics.count_write(records, writer.end.bytes_since(start));
             self.cursors.publish_written(writer.end);
             if now_safe {
                 acks.on_local(writer.end);
-            } else if let Some(reason) = self.poison.get() {
+            }
+            if (!now_safe || waits_for_sync)
+                && let Some(reason) = self.poison.get()
+            {
                 acks.fail_beyond(self.cursors.durable(), reason);
+                self.synced_acks.lock().fail_beyond(self.cursors.durable(), reason);
             }
         }
         if !now_safe {
@@ -315,7 +366,12 @@ impl Partition {
             return;
         }
         writer.unsynced_records += records;
-        if writer.unsynced_records > u64::from(self.rules.threshold()) {
+        if waits_for_sync {
+            // Our caller, if it is the committer, is about to sync these bytes anyway.
+            if hand == Hand::Appender {
+                self.want(Wants::Commit);
+            }
+        } else if writer.unsynced_records > u64::from(self.rules.threshold()) {
             self.want(Wants::Threshold);
         } else if self.waiting_readers.load(Ordering::SeqCst) > 0 {
             self.want_reader_sync();
@@ -362,6 +418,7 @@ impl Partition {
             self.cursors.publish_durable(end);
         }
         self.acks.lock().on_local(end);
+        self.synced_acks.lock().on_local(end);
         self.wake_readers();
         true
     }
@@ -375,6 +432,7 @@ impl Partition {
         self.shared.metrics.poisoned.fetch_add(1, Ordering::Relaxed);
         tracing::error!(partition = %self.id, reason, "disk error: the partition is read-only until a restart");
         self.acks.lock().fail_beyond(self.cursors.durable(), &reason);
+        self.synced_acks.lock().fail_beyond(self.cursors.durable(), &reason);
     }
 }
 

@@ -91,6 +91,21 @@ pub struct PartitionId {
     pub number: u32,
 }
 
+/// The topic whose one partition is the transaction journal. It lies where no topic's partitions do, and is no topic to
+/// anybody but the nodes of one broker id.
+pub const JOURNAL_TOPIC: &str = "$journal";
+
+impl PartitionId {
+    /// Of the transaction journal.
+    pub fn journal() -> PartitionId {
+        PartitionId { topic: TopicName(JOURNAL_TOPIC.into()), number: 0 }
+    }
+
+    pub fn is_journal(&self) -> bool {
+        &*self.topic == JOURNAL_TOPIC
+    }
+}
+
 /// Why a directory name is not that of a partition.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PartitionNameError {

@@ -11,7 +11,8 @@ mod offset;
 mod status;
 
 pub use ids::{
-    BrokerId, IdRangeError, MessageId, Opaque, PartitionId, PartitionNameError, SlaveId, TopicName, TopicNameError,
+    BrokerId, IdRangeError, JOURNAL_TOPIC, MessageId, Opaque, PartitionId, PartitionNameError, SlaveId, TopicName,
+    TopicNameError,
 };
 pub use lineage::{Epoch, Kinship, Lineage, LineageTextError, REIGNS_MAX, Reign, Shared};
 pub use offset::Offset;

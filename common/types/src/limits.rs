@@ -40,6 +40,12 @@ pub const BATCH_BYTES_MAX: u32 = 4 * 1024 * 1024;
 /// Bytes of put bodies accepted and not yet written, over all connections of a node; above it puts get 503.
 pub const APPEND_QUEUE_BYTES_MAX: usize = 256 * 1024 * 1024;
 
+/// An entry of the transaction journal: a message with its topic and transaction key in front.
+pub const ENTRY_BYTES_MAX: u32 = MESSAGE_BYTES_MAX + 4 * 1024;
+
+/// The messages of one transaction, headers included: they are read into memory at its commit and written in one run.
+pub const RUN_BYTES_MAX: u32 = 128 * 1024 * 1024;
+
 /// Answers outstanding on one connection; above it the connection is not read until some are sent.
 pub const CONNECTION_REPLIES_MAX: usize = 1024;
 
@@ -67,5 +73,8 @@ const _: () = assert!(MESSAGE_BYTES_MAX + RECORD_HEADER_BYTES <= 2 * 1024 * 1024
 const _: () = assert!(BATCH_BYTES_MAX > RECORD_HEADER_BYTES + MESSAGE_BYTES_MAX);
 const _: () = assert!(DISCARD_BYTES_MAX > MESSAGE_BYTES_MAX);
 const _: () = assert!(APPEND_QUEUE_BYTES_MAX as u64 > BATCH_BYTES_MAX as u64);
+const _: () = assert!(RUN_BYTES_MAX as usize <= APPEND_QUEUE_BYTES_MAX / 2);
+const _: () =
+    assert!(ENTRY_BYTES_MAX as usize > MESSAGE_BYTES_MAX as usize + TOPIC_NAME_BYTES_MAX + 3 * GROUP_NAME_BYTES_MAX);
 const _: () = assert!(SEGMENT_BYTES_MAX as u64 + (RECORD_HEADER_BYTES + MESSAGE_BYTES_MAX) as u64 <= u32::MAX as u64);
 const _: () = assert!(HEADER_LINE_BYTES_MAX > 4 * (TOPIC_NAME_BYTES_MAX + GROUP_NAME_BYTES_MAX));
