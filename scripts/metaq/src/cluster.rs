@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use anyhow::{Context as _, bail};
+use anyhow::{Context as _, anyhow, bail};
 use clap::Args;
 use metaq_client::Client;
 use metaq_config::{BrokerConfig, ZooKeeper};
@@ -125,7 +125,8 @@ fn partition_counts(listed: &[Listed]) -> BTreeMap<String, u32> {
 }
 
 pub(crate) async fn connect(address: &str) -> anyhow::Result<Client> {
-    Client::connect(address, CONNECT_TIMEOUT).await.context("is the broker running there?")
+    // The error tells its cause itself; as a chain it would be printed twice.
+    Client::connect(address, CONNECT_TIMEOUT).await.map_err(|error| anyhow!("{error}; is the broker running there?"))
 }
 
 /// The brokers a topic can be read from: for each id its partitions and the addresses to try, the master's first.

@@ -44,16 +44,21 @@ impl Masters {
     pub(super) async fn cluster_with_master(&self, give_up: Duration) -> anyhow::Result<Cluster> {
         let started = Instant::now();
         loop {
-            let looked = self.source.look().await.and_then(|cluster| {
-                if cluster.brokers.values().any(|broker| broker.master.is_some()) {
+            let looked = self.source.look().await;
+            let over = started.elapsed() >= give_up;
+            match (looked, &self.source) {
+                (Ok(cluster), _) if cluster.brokers.values().any(|broker| broker.master.is_some()) => {
                     return Ok(cluster);
                 }
-                bail!("no master is registered: start one, or promote a slave by starting it without --slave-id")
-            });
-            if looked.is_ok() || started.elapsed() >= give_up {
-                return looked;
+                (Ok(_), Source::Broker(address)) => bail!(
+                    "{address} is a slave and takes no messages: name its master with --broker, or let --zk find it"
+                ),
+                (Ok(_), Source::Registry(_)) if over => {
+                    bail!("no master is registered: start one, or promote a slave by starting it without --slave-id")
+                }
+                (Err(error), _) if over => return Err(error),
+                _ => tokio::time::sleep(SEARCH_INTERVAL_MIN).await,
             }
-            tokio::time::sleep(SEARCH_INTERVAL_MIN).await;
         }
     }
 
