@@ -133,6 +133,18 @@ keys! {
         .means("TCP port for clients and slaves; 0: any free port");
     DASHBOARD_HTTP_PORT = Key::system("dashboardHttpPort", within(0, 65_535), Default("8120"))
         .means("port of the web console and metrics; 0: off");
+    TLS_PORT = Key::system("tlsPort", within(0, 65_535), Default("0"))
+        .means("TCP port for clients that speak TLS; 0: off");
+    TLS_CERT_FILE = Key::system("tlsCertFile", Kind::Text, Default(""))
+        .means("this node's certificate, in PEM");
+    TLS_KEY_FILE = Key::system("tlsKeyFile", Kind::Text, Default(""))
+        .means("the private key of tlsCertFile, in PEM");
+    TLS_CA_FILE = Key::system("tlsCaFile", Kind::Text, Default(""))
+        .means("the certificate authorities whose nodes are trusted, in PEM");
+    TLS_CLIENT_AUTH = Key::system("tlsClientAuth", Kind::Text, Default("none"))
+        .means("whether clients on tlsPort must show a certificate: none or required");
+    REPLICATION_TRANSPORT = Key::system("replicationTransport", Kind::Text, Default("auto"))
+        .means("how slaves reach their master: auto, quic or tcp");
     DATA_PATH = Key::system("dataPath", Kind::Text, Default("~/meta")).per_topic()
         .means("directory of the partitions");
     DATA_LOG_PATH = Key::system("dataLogPath", Kind::Text, Default(""))
@@ -275,7 +287,19 @@ mod tests {
 
     #[test]
     fn what_tells_nodes_apart_is_never_taken_over_by_a_slave() {
-        for name in ["brokerId", "hostName", "bindHost", "serverPort", "dashboardHttpPort", "dataPath", "dataLogPath"] {
+        for name in [
+            "brokerId",
+            "hostName",
+            "bindHost",
+            "serverPort",
+            "dashboardHttpPort",
+            "dataPath",
+            "dataLogPath",
+            "tlsPort",
+            "tlsCertFile",
+            "tlsKeyFile",
+            "tlsCaFile",
+        ] {
             let key = SYSTEM.iter().find(|key| key.name == name).unwrap();
             assert!(!key.shared_with_slave, "{name}");
         }

@@ -1,6 +1,7 @@
 use crate::address::check_host_name;
 use crate::keys::{self, Key};
 use crate::policy::{DeletePolicy, DeleteWhen};
+use crate::security::{ReplicationTransport, Security, TlsClientAuth, TlsFiles};
 use crate::topic::Topic;
 use crate::values::Values;
 use metaq_types::{BrokerId, TopicName};
@@ -22,6 +23,11 @@ pub struct System {
     pub server_port: u16,
     /// 0: off.
     pub dashboard_http_port: u16,
+    /// 0: off. Never without `tls_files`.
+    pub tls_port: u16,
+    pub tls_files: Option<TlsFiles>,
+    pub tls_client_auth: TlsClientAuth,
+    pub replication_transport: ReplicationTransport,
     pub data_path: PathBuf,
     pub data_log_path: PathBuf,
     /// Puts are refused below this; 0: only when the disk is full.
@@ -78,12 +84,17 @@ impl System {
         let data_path = data_path(values);
         let data_log_path = values.text(&keys::DATA_LOG_PATH).map_or_else(|| data_path.clone(), PathBuf::from);
         check_without_effect(values);
+        let security = Security::parse(values);
         System {
             broker_id: broker_id(values),
             host_name: values.parsed(&keys::HOST_NAME, check_host_name),
             bind_host: values.parsed(&keys::BIND_HOST, parse_bind_host).unwrap_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED)),
             server_port: values.unsigned(&keys::SERVER_PORT),
             dashboard_http_port: values.unsigned(&keys::DASHBOARD_HTTP_PORT),
+            tls_port: security.tls_port,
+            tls_files: security.tls_files,
+            tls_client_auth: security.tls_client_auth,
+            replication_transport: security.replication_transport,
             data_path,
             data_log_path,
             min_free_disk_bytes: values.unsigned(&keys::MIN_FREE_DISK_BYTES),
@@ -126,6 +137,10 @@ impl System {
         }
     }
 
+    fn tls_file(&self, which: impl Fn(&TlsFiles) -> &PathBuf) -> String {
+        self.tls_files.as_ref().map(|files| which(files).display().to_string()).unwrap_or_default()
+    }
+
     /// Each setting as one would write it in the file.
     pub fn settings(&self) -> Vec<(&'static Key, String)> {
         vec![
@@ -134,6 +149,12 @@ impl System {
             (&keys::BIND_HOST, self.bind_host.to_string()),
             (&keys::SERVER_PORT, self.server_port.to_string()),
             (&keys::DASHBOARD_HTTP_PORT, self.dashboard_http_port.to_string()),
+            (&keys::TLS_PORT, self.tls_port.to_string()),
+            (&keys::TLS_CERT_FILE, self.tls_file(|files| &files.certificate)),
+            (&keys::TLS_KEY_FILE, self.tls_file(|files| &files.key)),
+            (&keys::TLS_CA_FILE, self.tls_file(|files| &files.authorities)),
+            (&keys::TLS_CLIENT_AUTH, self.tls_client_auth.to_string()),
+            (&keys::REPLICATION_TRANSPORT, self.replication_transport.to_string()),
             (&keys::DATA_PATH, self.data_path.display().to_string()),
             (&keys::DATA_LOG_PATH, self.data_log_path.display().to_string()),
             (&keys::MIN_FREE_DISK_BYTES, self.min_free_disk_bytes.to_string()),
