@@ -4,6 +4,7 @@ use crate::answer::Answer;
 use crate::handlers;
 use crate::node::Shared;
 use crate::outbound::{Outbound, malformed};
+use crate::secure::PeerNode;
 use bytes::{Bytes, BytesMut};
 use metaq_types::{Opaque, SlaveId, Status};
 use metaq_wire::{Decoded, Request, Text};
@@ -11,13 +12,36 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// One connection as the handlers see it.
+/// Who is at the other end.
+pub(crate) struct Peer {
+    pub(crate) address: Option<SocketAddr>,
+    /// What its certificate proved it to be.
+    node: Option<Arc<PeerNode>>,
+}
+
+impl Peer {
+    pub(crate) fn stranger(address: Option<SocketAddr>) -> Peer {
+        Peer { address, node: None }
+    }
+
+    pub(crate) fn node(address: SocketAddr, node: Arc<PeerNode>) -> Peer {
+        Peer { address: Some(address), node: Some(node) }
+    }
+
+    pub(crate) fn is_proven(&self) -> bool {
+        self.node.is_some()
+    }
+}
+
+/// One connection as the handlers see it, or one stream of a connection between nodes.
 pub(crate) struct Conversation {
     pub(crate) node: Arc<Shared>,
     outbound: Arc<Outbound>,
-    pub(crate) address: Option<SocketAddr>,
+    pub(crate) peer: Peer,
     /// Set by a replica's greeting; from then on its gets are those of a replica.
     pub(crate) replica: Option<SlaveId>,
+    /// The greeting was said here, not on another stream.
+    greeted: bool,
     /// A refused message whose body is being thrown away.
     refused: Option<Refused>,
 }
@@ -39,13 +63,14 @@ pub(crate) enum Next {
 }
 
 impl Conversation {
-    pub(crate) fn new(node: Arc<Shared>, address: Option<SocketAddr>) -> Conversation {
+    pub(crate) fn new(node: Arc<Shared>, peer: Peer) -> Conversation {
         let outbound = Arc::new(Outbound::new(
             Arc::clone(&node.uri),
             Arc::clone(&node.admission.in_flight),
             Arc::clone(&node.counters),
         ));
-        Conversation { node, outbound, address, replica: None, refused: None }
+        let replica = peer.node.as_ref().and_then(|node| node.replica());
+        Conversation { node, outbound, peer, replica, greeted: false, refused: None }
     }
 
     pub(crate) fn outbound(&self) -> &Arc<Outbound> {
@@ -102,11 +127,22 @@ impl Conversation {
         Next::Again
     }
 
+    /// The peer is this replica from now on.
+    pub(crate) fn become_replica(&mut self, slave: SlaveId) {
+        (self.replica, self.greeted) = (Some(slave), true);
+        if let Some(node) = &self.peer.node {
+            node.greeted(slave);
+        }
+    }
+
     /// The connection is over: nothing is owed any more, and a replica counts as gone.
     pub(crate) fn end(&mut self) {
         self.outbound.shut();
-        if let Some(slave) = self.replica.take() {
+        if let Some(slave) = self.replica.take().filter(|_| self.greeted) {
             self.node.replicas.lock().on_disconnect(slave, Instant::now());
+            if let Some(node) = &self.peer.node {
+                node.parted();
+            }
         }
     }
 }

@@ -1,7 +1,8 @@
-//! A running node: TCP in, store out.
+//! A running node: TCP, TLS and QUIC in, store out.
 //!
-//! [`Node`] assembles it and is where reading starts. `session.rs` is the life of one connection, `outbound.rs` its
-//! answers in order, `dispatch.rs` the single match over requests, `handlers/` one file a command.
+//! [`Node`] assembles it and is where reading starts. `session.rs` is the life of one connection over any
+//! `transport.rs`, `secure.rs` lets the encrypted ones in, `outbound.rs` keeps a connection's answers in order,
+//! `dispatch.rs` is the single match over requests, `handlers/` has one file a command.
 //!
 //! Invariants: requests of one connection are executed in the order they came, and answered in that order, but for
 //! long polls; every request that is owed an answer gets exactly one; nothing is kept for a connection without a
@@ -19,8 +20,10 @@ mod metrics;
 mod node;
 mod outbound;
 mod realtime;
+mod secure;
 mod session;
 mod topics;
+mod transport;
 mod view;
 
 pub use metrics::Counters;

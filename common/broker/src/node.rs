@@ -5,12 +5,16 @@ use crate::answer::{Answer, failed};
 use crate::metrics::Counters;
 use crate::outbound::Outbound;
 use crate::realtime::Period;
+use crate::dispatch::Peer;
+use crate::secure::Door;
 use crate::session::{Activity, Session};
+use crate::transport::{Buffers, Transport};
 use crate::topics::Topics;
 use crate::view;
 use bytes::BytesMut;
 use metaq_config::{BrokerConfig, DeleteAction, DeletePolicy, Live, Topic};
 use metaq_link::driver::StatusSource;
+use metaq_net::refusals::Refusals;
 use metaq_link::replicas::{Replicas, write_stats};
 use metaq_store::{Disposal, Flush, PartitionRules, Retention, Store};
 use metaq_types::limits::{CONNECTION_IDLE_MAX, CONNECTIONS_MAX, MESSAGE_BYTES_MAX, RECORD_HEADER_BYTES};
@@ -19,7 +23,7 @@ use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
@@ -74,6 +78,12 @@ pub(crate) struct Shared {
     pub(crate) admission: Arc<Admission>,
     pub(crate) replicas: Mutex<Replicas>,
     pub(crate) started: Instant,
+    /// Who was not let in, and why.
+    pub(crate) refusals: Arc<Refusals>,
+    /// For connections that encrypt.
+    pub(crate) buffers: Arc<Buffers>,
+    /// Counts connections and streams, to name each.
+    next_session: AtomicU64,
     max_transfer_size: AtomicU32,
     stop: CancellationToken,
     sessions: Mutex<HashMap<u64, Seen>>,
@@ -115,6 +125,9 @@ impl Node {
             admission: Arc::default(),
             replicas: Mutex::default(),
             started: Instant::now(),
+            refusals: Arc::default(),
+            buffers: Arc::default(),
+            next_session: AtomicU64::new(0),
             stop: CancellationToken::new(),
             sessions: Mutex::default(),
         });
@@ -132,6 +145,20 @@ impl Node {
 
     pub fn counters(&self) -> &Counters {
         &self.shared.counters
+    }
+
+    /// Who was not let in, by reason, since the start: `metaq_net_refused_handshakes`.
+    pub fn refusals(&self) -> &Arc<Refusals> {
+        &self.shared.refusals
+    }
+
+    pub(crate) fn tasks(&self) -> &TaskTracker {
+        &self.tasks
+    }
+
+    pub(crate) fn door(&self) -> Door {
+        let (shared, accepting) = (Arc::clone(&self.shared), self.accepting.clone());
+        Door { shared, accepting, tasks: self.tasks.clone() }
     }
 
     /// Connections open now.
@@ -199,6 +226,16 @@ impl Shared {
         write_stats(&self.replicas.lock().snapshot(end_of, Instant::now()))
     }
 
+    /// Serves one connection, or one stream of a connection between nodes, to its end.
+    pub(crate) async fn serve<T: Transport>(self: Arc<Shared>, stream: T, peer: Peer) {
+        let id = self.next_session.fetch_add(1, Ordering::Relaxed);
+        let activity = Arc::new(Activity::default());
+        let session = Session::new(stream, peer, Arc::clone(&self), Arc::clone(&activity));
+        self.enter(id, activity, Arc::clone(session.outbound()));
+        session.serve().await;
+        self.leave(id);
+    }
+
     /// Counts a connection in the sweeper's table.
     fn enter(&self, id: u64, activity: Arc<Activity>, outbound: Arc<Outbound>) {
         self.sessions.lock().insert(id, Seen { activity, outbound, ticks: 0, since: Instant::now() });
@@ -251,17 +288,13 @@ pub fn rules_for(config: &BrokerConfig, topic: &str) -> PartitionRules {
 }
 
 async fn accept(listener: TcpListener, shared: Arc<Shared>, accepting: CancellationToken, tasks: TaskTracker) {
-    let mut next = 0;
     loop {
         let accepted = tokio::select! {
             accepted = listener.accept() => accepted,
             () = accepting.cancelled() => return,
         };
         match accepted {
-            Ok((stream, _)) => {
-                next += 1;
-                admit(stream, next, &shared, &tasks);
-            }
+            Ok((stream, peer)) => admit(stream, peer, &shared, &tasks),
             Err(error) => {
                 // Out of descriptors or memory: those who are in go on, newcomers wait in the backlog.
                 warn!(%error, "cannot accept a connection");
@@ -271,7 +304,7 @@ async fn accept(listener: TcpListener, shared: Arc<Shared>, accepting: Cancellat
     }
 }
 
-fn admit(stream: TcpStream, id: u64, shared: &Arc<Shared>, tasks: &TaskTracker) {
+fn admit(stream: TcpStream, peer: SocketAddr, shared: &Arc<Shared>, tasks: &TaskTracker) {
     let Some(admitted) = shared.admission.connection() else {
         let mut text = BytesMut::new();
         let reason = format!("the broker has {CONNECTIONS_MAX} connections, which is its limit");
@@ -284,11 +317,8 @@ fn admit(stream: TcpStream, id: u64, shared: &Arc<Shared>, tasks: &TaskTracker) 
     }
     let shared = Arc::clone(shared);
     tasks.spawn(async move {
-        let activity = Arc::new(Activity::default());
-        let session = Session::new(stream, Arc::clone(&shared), Arc::clone(&activity));
-        shared.enter(id, activity, Arc::clone(session.outbound()));
-        session.serve(admitted).await;
-        shared.leave(id);
+        shared.serve(stream, Peer::stranger(Some(peer))).await;
+        drop(admitted);
     });
 }
 

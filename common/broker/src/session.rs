@@ -1,25 +1,20 @@
 //! The life of one connection: read, execute in order, send in order, until one side closes.
 
-use crate::admission::Admitted;
-use crate::dispatch::{Conversation, Next};
+use crate::dispatch::{Conversation, Next, Peer};
 use crate::node::Shared;
 use crate::outbound::{Chunk, Outbound};
+use crate::transport::Transport;
 use bytes::{Buf, BytesMut};
-use metaq_store::Slice;
 use std::collections::VecDeque;
 use std::future::poll_fn;
 use std::io;
-use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::task::{Context, Poll};
 use std::time::Duration;
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::net::TcpStream;
+use tokio::io::ReadBuf;
 use tokio::time::Instant;
 
-/// Room made before a read; a longer message makes the buffer grow as its bytes arrive.
-const READ_BYTES: usize = 16 * 1024;
 /// What a session reads from one connection before it executes and sends, so that a flood does not starve others.
 const READ_TURN_BYTES: usize = 256 * 1024;
 /// How long a closed connection is drained so that its last answer is not lost in a reset.
@@ -46,9 +41,9 @@ impl Activity {
     }
 }
 
-/// One connection.
-pub(crate) struct Session {
-    stream: TcpStream,
+/// One connection, or one stream of a connection between nodes.
+pub(crate) struct Session<T> {
+    stream: T,
     /// Read, not yet decoded.
     input: BytesMut,
     /// Body bytes of a refused message still to be thrown away.
@@ -67,9 +62,9 @@ enum Event {
     Work,
 }
 
-impl Session {
-    pub(crate) fn new(stream: TcpStream, node: Arc<Shared>, activity: Arc<Activity>) -> Session {
-        let conversation = Conversation::new(node, stream.peer_addr().ok());
+impl<T: Transport> Session<T> {
+    pub(crate) fn new(stream: T, peer: Peer, node: Arc<Shared>, activity: Arc<Activity>) -> Session<T> {
+        let conversation = Conversation::new(node, peer);
         Session {
             stream,
             input: BytesMut::new(),
@@ -86,7 +81,7 @@ impl Session {
     }
 
     /// Serves the connection until its end. May be cancelled at any point: what the store owes is dropped with it.
-    pub(crate) async fn serve(mut self, _admitted: Admitted) {
+    pub(crate) async fn serve(mut self) {
         // An error here is the peer's going away; there is nobody left to tell.
         if self.run().await.is_ok() {
             self.linger().await;
@@ -145,7 +140,8 @@ impl Session {
             self.conversation.outbound().awake();
             return Poll::Ready(Ok(if bytes == 0 { Event::EndOfInput } else { Event::Read }));
         }
-        if !self.sending.is_empty() && self.stream.poll_write_ready(cx)?.is_ready() {
+        let unsent = !self.sending.is_empty() || !self.stream.is_flushed();
+        if unsent && self.stream.poll_writable(cx)?.is_ready() {
             return Poll::Ready(Ok(Event::Work));
         }
         // Last, since it leaves the task's waker where answers are given.
@@ -161,10 +157,10 @@ impl Session {
     fn poll_read(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<usize>> {
         let mut total = 0;
         loop {
-            self.input.reserve(READ_BYTES);
+            self.input.reserve(T::READ_BYTES);
             let mut window = ReadBuf::uninit(self.input.spare_capacity_mut());
             let whole = window.capacity();
-            match Pin::new(&mut self.stream).poll_read(cx, &mut window)? {
+            match self.stream.poll_read(cx, &mut window)? {
                 Poll::Pending if total == 0 => return Poll::Pending,
                 Poll::Pending => break,
                 Poll::Ready(()) => {}
@@ -185,17 +181,25 @@ impl Session {
         while let Some(chunk) = self.sending.front_mut() {
             let sent = match chunk {
                 Chunk::Bytes(bytes) => {
-                    let Poll::Ready(sent) = Pin::new(&mut self.stream).poll_write(cx, bytes)? else {
+                    let Poll::Ready(sent) = self.stream.poll_write(cx, bytes)? else {
                         return Ok(false);
                     };
                     bytes.advance(sent);
                     bytes.is_empty()
                 }
-                Chunk::Slice { slice, sent } => match send_slice(&self.stream, slice, sent)? {
-                    Some(done) => done,
-                    None => return Ok(false),
-                },
-                Chunk::Close => return Ok(true),
+                Chunk::Slice { slice, sent } => {
+                    let Poll::Ready(bytes) = self.stream.poll_send(cx, slice, *sent)? else {
+                        return Ok(false);
+                    };
+                    if bytes == 0 {
+                        // The bytes announced will never come, so the peer must not wait for them.
+                        let what = "segment shorter than its slice";
+                        return Err(io::Error::new(io::ErrorKind::UnexpectedEof, what));
+                    }
+                    *sent += bytes as u32;
+                    *sent == slice.len()
+                }
+                Chunk::Close => return Ok(self.stream.poll_flush(cx)?.is_ready()),
             };
             self.activity.ticks.fetch_add(1, Relaxed);
             if sent {
@@ -205,16 +209,19 @@ impl Session {
                 self.conversation.outbound().take(&mut self.sending);
             }
         }
+        // What does not go out now goes out by `poll_event`.
+        let _ = self.stream.poll_flush(cx)?;
         Ok(false)
     }
 
     /// Closes our side and reads the rest away for a moment: closing with unread bytes would reset the connection and
     /// take the last answer with it.
     async fn linger(&mut self) {
-        if socket2::SockRef::from(&self.stream).shutdown(std::net::Shutdown::Write).is_err() {
+        let until = Instant::now() + LINGER;
+        let closed = tokio::time::timeout_at(until, poll_fn(|cx| self.stream.poll_close(cx))).await;
+        if !T::LINGERS || !matches!(closed, Ok(Ok(()))) {
             return;
         }
-        let until = Instant::now() + LINGER;
         let mut left = LINGER_BYTES_MAX;
         while left > 0 {
             self.input.clear();
@@ -223,23 +230,6 @@ impl Session {
                 _ => return,
             }
         }
-    }
-}
-
-/// One try at sending a slice; `None` when the socket is full, else whether all of it is sent.
-fn send_slice(stream: &TcpStream, slice: &Slice, sent: &mut u32) -> io::Result<Option<bool>> {
-    let (position, left) = (slice.position() + u64::from(*sent), (slice.len() - *sent) as usize);
-    let result =
-        stream.try_io(tokio::io::Interest::WRITABLE, || metaq_net::tcp::sendfile(stream, slice.file(), position, left));
-    match result {
-        // The file is shorter than the store says: the bytes announced will never come, so the peer must not wait.
-        Ok(0) => Err(io::Error::new(io::ErrorKind::UnexpectedEof, "segment shorter than its slice")),
-        Ok(bytes) => {
-            *sent += bytes as u32;
-            Ok(Some(bytes == left))
-        }
-        Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(None),
-        Err(error) => Err(error),
     }
 }
 

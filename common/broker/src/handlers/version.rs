@@ -2,6 +2,8 @@ use crate::answer::Answer;
 use crate::dispatch::Conversation;
 use crate::node::{NodeRole, Shared, VERSION};
 use crate::outbound::Outbound;
+use metaq_config::ReplicationTransport;
+use metaq_net::refusals::Reason;
 use metaq_types::limits::LONG_POLL_MAX;
 use metaq_types::{Opaque, SlaveId, Status};
 use metaq_wire::{Greeting, Role, Version};
@@ -15,15 +17,33 @@ pub(crate) fn version(conversation: &mut Conversation, version: Version) {
         conversation.outbound().answer(version.opaque, Answer::text(Status::Success, VERSION));
         return;
     };
+    if let Some(refusal) = unproven(conversation) {
+        conversation.outbound().answer(version.opaque, refusal);
+        return;
+    }
     match greeting.role {
         Role::Master => conversation.outbound().answer(version.opaque, welcome(&conversation.node)),
         Role::Slave => greet(conversation, version.opaque, greeting),
     }
 }
 
+/// The answer to a greeting on a connection that proves nothing, where proof is asked for.
+fn unproven(conversation: &Conversation) -> Option<Answer> {
+    let node = &conversation.node;
+    let asked = node.config.current().system.replication_transport == ReplicationTransport::Quic;
+    if !asked || conversation.peer.is_proven() {
+        return None;
+    }
+    let text = "replication is accepted over QUIC with a certificate of the cluster only (replicationTransport=quic)";
+    if let Some(peer) = conversation.peer.address {
+        node.refusals.refuse(Reason::Unproven, peer, text);
+    }
+    Some(Answer::text(Status::Forbidden, text))
+}
+
 /// A slave introduces itself, or asks again and waits for a change of the partitions.
 fn greet(conversation: &mut Conversation, opaque: Opaque, greeting: Greeting) {
-    let node = &conversation.node;
+    let node = &Arc::clone(&conversation.node);
     if let NodeRole::Slave { slave_id, .. } = &node.role {
         let text = format!("this broker is slave {slave_id} of broker {}, not its master", node.broker_id);
         conversation.outbound().answer(opaque, Answer::text(Status::InternalServerError, text));
@@ -42,14 +62,14 @@ fn greet(conversation: &mut Conversation, opaque: Opaque, greeting: Greeting) {
         }
     };
     if conversation.replica.is_none() {
-        let address = conversation.address.map(|a| a.to_string()).unwrap_or_default();
+        let address = conversation.peer.address.map(|a| a.to_string()).unwrap_or_default();
         let greeted = node.replicas.lock().on_greeting(slave, &greeting.node, &address, std::time::Instant::now());
         if let Err(error) = greeted {
             conversation.outbound().answer(opaque, Answer::text(Status::InternalServerError, error.to_string()));
             return;
         }
         info!(%slave, address, node = &*greeting.node, "slave connected");
-        conversation.replica = Some(slave);
+        conversation.become_replica(slave);
     }
     if let (Some(known), Some(wait)) = (greeting.catalog, greeting.wait)
         && known == node.store.catalog_generation()
