@@ -45,11 +45,11 @@ fn idle_partitions_hold_no_thread_no_file_and_little_memory() {
     assert_eq!(threads(), running + 1, "the committer");
     let each = resident_bytes().saturating_sub(bytes) / PARTITIONS as usize;
     assert!(each < 4096, "{each} bytes each");
-    for number in 0..3000 {
+    for number in 0..1500 {
         put(&store.get("many", number).unwrap(), b"x").unwrap();
     }
     store.close().unwrap();
-    for number in 0..3000 {
+    for number in 0..1500 {
         assert_eq!(read_from(&store.get("many", number).unwrap(), 0, 100).len(), 1);
     }
     assert!(open_files() <= files + OPEN_FILES_MAX + 8, "{} files are open", open_files());

@@ -189,7 +189,7 @@ impl Run {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 60, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 40, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
     fn a_log_is_what_was_appended(threshold in prop_oneof![Just(0u32), Just(5), Just(1000)], steps in vec(step(), 1..80)) {
