@@ -52,15 +52,7 @@ impl Ini {
     }
 
     fn open_section(&mut self, line: &LogicalLine, findings: &mut Findings) -> Current {
-        let name = line.text.strip_prefix('[').and_then(|rest| rest.strip_suffix(']'));
-        let name = match name.map(|name| unescape(trim(name))) {
-            None => Err("a section header ends with ] and nothing may follow it; \
-                         put a comment on a line of its own"
-                .to_owned()),
-            Some(Ok(name)) if name.is_empty() => Err("a section needs a name, for example [system]".to_owned()),
-            Some(result) => result,
-        };
-        match name {
+        match parse_header(&line.text) {
             Ok(name) => Current::Section(self.index_of(name, line.number)),
             Err(message) => {
                 findings.error(line.number, message);
@@ -101,8 +93,20 @@ enum Current {
     Section(usize),
 }
 
+/// `[name]`, and nothing behind it.
+pub(crate) fn parse_header(text: &str) -> Result<String, String> {
+    let name = text.strip_prefix('[').and_then(|rest| rest.strip_suffix(']'));
+    match name.map(|name| unescape(trim(name))) {
+        None => {
+            Err("a section header ends with ] and nothing may follow it; put a comment on a line of its own".into())
+        }
+        Some(Ok(name)) if name.is_empty() => Err("a section needs a name, for example [system]".to_owned()),
+        Some(result) => result,
+    }
+}
+
 /// `key = value`: the first operator splits, then both sides are unescaped and trimmed.
-fn parse_entry(text: &str) -> Result<(String, String), String> {
+pub(crate) fn parse_entry(text: &str) -> Result<(String, String), String> {
     let Some((key, value)) = text.split_once(['=', ':']) else {
         return Err(format!("'{text}' is neither key=value, nor [section], nor a comment (; or #)"));
     };

@@ -79,7 +79,7 @@ fn hex_unit(chars: &mut std::str::Chars<'_>) -> Result<u16, String> {
     Err(format!("\\u{digits} is not \\u and four hexadecimal digits; write \\\\ for a backslash"))
 }
 
-fn ends_in_continuation(line: &str) -> bool {
+pub(crate) fn ends_in_continuation(line: &str) -> bool {
     line.bytes().rev().take_while(|b| *b == b'\\').count() % 2 == 1
 }
 
