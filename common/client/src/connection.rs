@@ -3,17 +3,14 @@ use bytes::{Buf, BytesMut};
 use metaq_wire::decode_response;
 use std::io;
 use std::sync::Arc;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::TcpStream;
-use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
 /// Room kept in the read buffer.
 const READ_BYTES: usize = 64 * 1024;
 
-/// Moves bytes between the socket and the calls until one side of the connection ends. Reading goes on while a write
+/// Moves bytes between the stream and the calls until one side of the connection ends. Reading goes on while a write
 /// waits: a broker that cannot send its answers stops reading requests.
-pub(crate) async fn run(stream: TcpStream, calls: Arc<Calls>) {
-    let (reader, writer) = stream.into_split();
+pub(crate) async fn run(reader: impl AsyncRead + Unpin, writer: impl AsyncWrite + Unpin, calls: Arc<Calls>) {
     let reason = tokio::select! {
         reason = read(reader, &calls) => reason,
         error = write(writer, &calls) => error.to_string(),
@@ -22,7 +19,7 @@ pub(crate) async fn run(stream: TcpStream, calls: Arc<Calls>) {
     calls.end(reason);
 }
 
-async fn read(mut reader: OwnedReadHalf, calls: &Calls) -> String {
+async fn read(mut reader: impl AsyncRead + Unpin, calls: &Calls) -> String {
     let mut buf = BytesMut::with_capacity(READ_BYTES);
     loop {
         match reader.read_buf(&mut buf).await {
@@ -45,13 +42,17 @@ async fn read(mut reader: OwnedReadHalf, calls: &Calls) -> String {
 }
 
 /// Ends only with an error. What gathered during a write goes out with the next one.
-async fn write(mut writer: OwnedWriteHalf, calls: &Calls) -> io::Error {
+async fn write(mut writer: impl AsyncWrite + Unpin, calls: &Calls) -> io::Error {
     loop {
         let mut out = calls.outgoing().await;
         while out.has_remaining() {
             if let Err(error) = writer.write_buf(&mut out).await {
                 return error;
             }
+        }
+        // A stream that encrypts may hold some of it back.
+        if let Err(error) = writer.flush().await {
+            return error;
         }
     }
 }

@@ -8,13 +8,14 @@ use metaq_wire::{Greeting, Response, ValueExtra};
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 use tokio::task::AbortHandle;
 
 /// How long an answer is waited for unless [`Client::with_timeout`] says otherwise.
 pub const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// One TCP connection to a broker. Clones share it; it is closed when the last is dropped.
+/// One connection to a broker. Clones share it; it is closed when the last is dropped.
 ///
 /// Requests are written in the order they were asked, and may be answered in any. Every method may be cancelled by
 /// dropping its future; what was asked may then have been done.
@@ -58,6 +59,22 @@ pub enum GetAnswer {
     Moved(Offset),
 }
 
+impl GetAnswer {
+    /// What the answer to a get says.
+    pub fn read(response: Response) -> Result<GetAnswer, ClientError> {
+        match response {
+            Response::Value { body, extra, .. } => Ok(GetAnswer::Value { body, extra }),
+            Response::Result { code, body, .. } => match Status::from_code(code) {
+                Some(Status::Moved) => parse_offset(text(&body)?).map(GetAnswer::Moved),
+                // The two are told apart by their texts only.
+                Some(Status::NotFound) if body.starts_with(b"The topic") => Ok(GetAnswer::NoPartition),
+                Some(Status::NotFound) => Ok(GetAnswer::NotYet),
+                _ => Err(answer(code, &body)),
+            },
+        }
+    }
+}
+
 impl Client {
     /// Connects to `host:port` or `meta://host:port`, within `timeout`.
     pub async fn connect(addr: &str, timeout: Duration) -> Result<Client, ClientError> {
@@ -80,9 +97,21 @@ impl Client {
                 return Err(ClientError::Connect { addr: addr.to_owned(), source });
             }
         };
+        let (reader, writer) = stream.into_split();
+        Ok(Client::over(reader, writer, addr, outstanding_max))
+    }
+
+    /// Speaks over a stream that is open already, as over TLS or on a stream of QUIC; `addr` is what errors call the
+    /// broker. Must be called within a tokio runtime.
+    pub fn over(
+        reader: impl AsyncRead + Unpin + Send + 'static,
+        writer: impl AsyncWrite + Unpin + Send + 'static,
+        addr: &str,
+        outstanding_max: usize,
+    ) -> Client {
         let calls = Arc::new(Calls::new(addr.to_owned(), outstanding_max));
-        let task = tokio::spawn(connection::run(stream, calls.clone())).abort_handle();
-        Ok(Client { connection: Arc::new(Connection { calls, task }), timeout: REQUEST_TIMEOUT })
+        let task = tokio::spawn(connection::run(reader, writer, calls.clone())).abort_handle();
+        Client { connection: Arc::new(Connection { calls, task }), timeout: REQUEST_TIMEOUT }
     }
 
     /// The same connection, with another patience.
@@ -130,16 +159,7 @@ impl Client {
                 metaq_wire::encode_get(out, topic, group, partition, offset, max_bytes, opaque, wait);
             })
             .await?;
-        match response {
-            Response::Value { body, extra, .. } => Ok(GetAnswer::Value { body, extra }),
-            Response::Result { code, body, .. } => match Status::from_code(code) {
-                Some(Status::Moved) => parse_offset(text(&body)?).map(GetAnswer::Moved),
-                // The two are told apart by their texts only.
-                Some(Status::NotFound) if body.starts_with(b"The topic") => Ok(GetAnswer::NoPartition),
-                Some(Status::NotFound) => Ok(GetAnswer::NotYet),
-                _ => Err(answer(code, &body)),
-            },
-        }
+        GetAnswer::read(response)
     }
 
     /// The start of the segment that holds `offset`, or the nearest end of the log (wire-protocol, "3.3"); `None`
@@ -198,8 +218,8 @@ impl Client {
     }
 }
 
-/// Brokers are registered as `meta://host:port`, slaves with `?slaveId=K` behind it.
-fn host_and_port(addr: &str) -> &str {
+/// The `host:port` of an address as brokers are registered: `meta://host:port`, slaves with `?slaveId=K` behind it.
+pub fn host_and_port(addr: &str) -> &str {
     let addr = addr.strip_prefix("meta://").unwrap_or(addr);
     addr.split_once('?').map_or(addr, |(addr, _)| addr).trim_end_matches('/')
 }
