@@ -36,6 +36,8 @@ struct Report {
     host: host::Host,
     load_average_before: String,
     load_average_after: String,
+    /// Processors kept busy by other programs, the median of all rounds of all cells.
+    cores_of_others: f64,
     metaq_version: String,
     original_version: Option<String>,
     machine: Limits,
@@ -103,6 +105,8 @@ pub(crate) fn run(args: &SuiteArgs, json: bool) -> Result<ExitCode> {
         }
     }
     let machine = table::median_limits(&limits);
+    let others = measured.iter().flatten().flatten().map(|round| round.cores_of_others);
+    let cores_of_others = median(&others.collect::<Vec<f64>>());
     let reports = cells.iter().zip(measured).map(|(cell, sides)| report_cell(cell, sides, &machine)).collect();
     let versions = (metaq.version.clone(), original.as_ref().map(|original| original.version.clone()));
     drop((metaq, original));
@@ -116,6 +120,7 @@ pub(crate) fn run(args: &SuiteArgs, json: bool) -> Result<ExitCode> {
         host: host::Host::look(),
         load_average_before,
         load_average_after: host::load_average(),
+        cores_of_others,
         metaq_version: versions.0,
         original_version: versions.1,
         machine,

@@ -148,6 +148,8 @@ pub(crate) struct Measured {
     pub(crate) p99_us: f64,
     /// Processors the broker kept busy, warm-up included.
     pub(crate) cores: f64,
+    /// Processors kept busy by anything but the broker and this generator.
+    pub(crate) cores_of_others: f64,
     pub(crate) resident_megabytes: f64,
     pub(crate) errors: u64,
     raw: serde_json::Value,
@@ -175,10 +177,17 @@ impl Cell {
     }
 
     pub(crate) fn measure(&self, broker: &Broker, args: &SuiteArgs) -> Result<Measured> {
-        let busy_before = host::busy_seconds(broker.pid);
+        let busy = || {
+            let broker = host::busy_seconds(broker.pid);
+            (broker, host::machine_busy_seconds() - broker - host::busy_seconds(std::process::id()))
+        };
+        let (broker_before, others_before) = busy();
         let start = Instant::now();
         let mut measured = self.drive(broker, args)?;
-        measured.cores = (host::busy_seconds(broker.pid) - busy_before) / start.elapsed().as_secs_f64();
+        let (broker_after, others_after) = busy();
+        let seconds = start.elapsed().as_secs_f64();
+        measured.cores = (broker_after - broker_before) / seconds;
+        measured.cores_of_others = (others_after - others_before) / seconds;
         measured.resident_megabytes = host::resident_megabytes(broker.pid);
         Ok(measured)
     }
@@ -229,7 +238,7 @@ impl Measured {
     fn new<T: Serialize>(figure: f64, latency: &LatencySummary, errors: u64, raw: &T) -> Result<Measured> {
         let LatencySummary { p50_us, p99_us, .. } = *latency;
         let raw = serde_json::to_value(raw)?;
-        Ok(Measured { figure, p50_us, p99_us, cores: 0.0, resident_megabytes: 0.0, errors, raw })
+        Ok(Measured { figure, p50_us, p99_us, cores: 0.0, cores_of_others: 0.0, resident_megabytes: 0.0, errors, raw })
     }
 }
 

@@ -5,6 +5,9 @@ use super::{CellReport, Report};
 use crate::machine::Limits;
 use crate::measure::{LatencySummary, median};
 
+/// More than this is no longer the kernel writing back what the brokers wrote.
+const OTHERS_CORES_MAX: f64 = 0.3;
+
 /// The median of each figure on its own.
 pub(crate) fn median_limits(rounds: &[Limits]) -> Limits {
     let of = |value: fn(&Limits) -> f64| median(&rounds.iter().map(value).collect::<Vec<f64>>());
@@ -26,6 +29,10 @@ pub(crate) fn median_limits(rounds: &[Limits]) -> Limits {
 
 pub(crate) fn print(report: &Report) {
     println!("load average before {} and after {}", report.load_average_before, report.load_average_after);
+    println!("other programs kept {:.2} of {} processors busy", report.cores_of_others, report.host.processors);
+    if report.cores_of_others > OTHERS_CORES_MAX {
+        println!("NOT ALONE: these figures say little, the bars nothing; run again when the machine is quiet");
+    }
     println!("metaq {}, original {}\n", report.metaq_version, report.original_version.as_deref().unwrap_or("not run"));
     report.machine.print();
     println!();
