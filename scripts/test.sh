@@ -42,7 +42,7 @@ install_missing() {
         { echo "test.sh: apt-get could not install ${missing[*]}" >&2; exit 69; }
 }
 
-passed=0 failed=0 table=()
+passed=0 failed=0 built=0 table=()
 
 # step NAME COMMAND...: runs it, and adds what it counted: cargo's "N passed; N failed", or a last line "N passed, N failed"
 step() {
@@ -61,6 +61,7 @@ step() {
     [ "$code" -eq 0 ] || [ "$f" -gt 0 ] || f=1
     [ "$name" = build ] || [ $((p + f)) -gt 0 ] || f=1
     passed=$((passed + p)) failed=$((failed + f))
+    [ "$name" != build ] || built=$code
     table+=("$(printf '%-12s %5d passed %5d failed %6d s' "$name" "$p" "$f" $((SECONDS - begin)))")
 }
 
@@ -81,6 +82,8 @@ install_missing
 [ $# -gt 0 ] || set -- build rust scripts quickstart golden java java-local
 for name in "$@"; do
     run "$name"
+    # Binaries of an earlier build would prove nothing.
+    [ "$built" -eq 0 ] || break
 done
 printf '\n'
 printf '%s\n' "${table[@]}"

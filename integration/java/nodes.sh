@@ -123,7 +123,7 @@ init() {
 start_zk() {
     alive zk && return
     local jars=/usr/share/java
-    [ -f $jars/zookeeper.jar ] || fail "no $jars/zookeeper.jar: install the packages zookeeper and libzookeeper-java"
+    [ -f $jars/zookeeper.jar ] || fail "no $jars/zookeeper.jar: install the packages libzookeeper-java and libslf4j-java"
     spawn zk java -Xmx128m -Dzookeeper.forceSync=no -cp "$jars/zookeeper.jar:$jars/slf4j-nop.jar" \
         org.apache.zookeeper.server.quorum.QuorumPeerMain "$dir/zk/zoo.cfg"
     # "srvr" is the one four-letter word that ZooKeeper answers unless told otherwise.
