@@ -3,6 +3,7 @@
 //! Everything it knows it learns over the protocol and the registry; it never opens a data directory of a running
 //! broker. Results go to standard output (a table, or JSON for programs), words about the run to standard error.
 
+mod cert;
 mod cluster;
 mod consume;
 mod position;
@@ -52,6 +53,9 @@ enum Command {
     /// Replication
     #[command(subcommand)]
     Replica(ReplicaCommand),
+    /// Certificates for nodes, and the authority that issues them
+    #[command(subcommand)]
+    Cert(cert::CertCommand),
 }
 
 #[derive(Subcommand)]
@@ -98,12 +102,16 @@ fn main() -> ExitCode {
 }
 
 async fn run(args: Args) -> anyhow::Result<()> {
+    if let Command::Cert(command) = &args.command {
+        return cert::run(command, args.format);
+    }
     let source = args.place.source()?;
     match args.command {
         Command::Put(put) => put::run(&source, put, args.format).await,
         Command::Consume(consume) => consume::run(&source, consume, args.format).await,
         Command::Topic(TopicCommand::List) => topics::list(&source, args.format).await,
         Command::Replica(ReplicaCommand::Status) => replicas::status(&source, args.format).await,
+        Command::Cert(_) => unreachable!("handled above"),
     }
 }
 
