@@ -64,6 +64,15 @@ impl Partition {
         Ok(ControlFlow::Continue(()))
     }
 
+    /// The header of the record that begins at `offset`, if one can; its body is not looked at.
+    pub fn header_at(&self, offset: Offset) -> Option<RecordHeader> {
+        let segments = self.segments.load();
+        let segment = &segments[segments.partition_point(|segment| segment.base <= offset).checked_sub(1)?];
+        let mut header = [0; HEADER as usize];
+        self.file_of(segment).ok()?.read_exact_at(&mut header, offset.bytes_since(segment.base)).ok()?;
+        RecordHeader::parse(&header).ok().filter(|header| !header.is_zeros())
+    }
+
     /// The record at `offset`, which `bytes` long in all lies below the written end; checked.
     pub fn read_record(&self, offset: Offset, bytes: u32) -> io::Result<(RecordHeader, Vec<u8>)> {
         let wrong = |what: &str| io::Error::new(io::ErrorKind::InvalidData, format!("the record at {offset} {what}"));

@@ -46,6 +46,17 @@ pub const ENTRY_BYTES_MAX: u32 = MESSAGE_BYTES_MAX + 4 * 1024;
 /// The messages of one transaction, headers included: they are read into memory at its commit and written in one run.
 pub const RUN_BYTES_MAX: u32 = 128 * 1024 * 1024;
 
+/// Transactions that are not over, prepared ones included.
+pub const TRANSACTIONS_MAX: usize = 100_000;
+
+pub const TRANSACTION_MESSAGES_MAX: usize = 100_000;
+
+/// The journal is cut at the front in pieces of this size.
+pub const JOURNAL_SEGMENT_BYTES: u32 = 64 * 1024 * 1024;
+
+/// Above this no message of a transaction is accepted: something keeps the journal from being cut.
+pub const JOURNAL_BYTES_MAX: u64 = 4 * 1024 * 1024 * 1024;
+
 /// Answers outstanding on one connection; above it the connection is not read until some are sent.
 pub const CONNECTION_REPLIES_MAX: usize = 1024;
 

@@ -1,0 +1,278 @@
+use crate::checkpoint::Checkpoints;
+use crate::entry::{Number, What, encode};
+use crate::recovery::{self, Recovered};
+use crate::reply::{Done, PutDone, Refused};
+use crate::table::{Claim, Command, Line, Message, SessionId, State, Table, Work};
+use bytes::Bytes;
+use metaq_store::{Ack, AckSink, AppendError, Appended, Health, Partition, RulesFor, Store};
+use metaq_types::limits::{JOURNAL_BYTES_MAX, RECORD_HEADER_BYTES};
+use metaq_types::{Offset, PartitionId};
+use metaq_wire::TransactionKey;
+use parking_lot::Mutex;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tokio::runtime::Handle;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+/// How often timeouts, unfinished commits and the journal's length are looked at.
+const TICK: Duration = Duration::from_millis(250);
+
+/// What the configuration says about transactions.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// Prepare, commit and the rollback of a prepared branch are answered after a sync of the journal.
+    pub synced: bool,
+    /// What asks for a longer timeout gets this.
+    pub timeout_max: Duration,
+    pub timers_max: u32,
+    pub checkpoints_max: u32,
+    pub checkpoint_interval: Duration,
+    /// Where the original kept its journal, to be imported once; need not exist.
+    pub original_journal: PathBuf,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    #[error("the store keeps no transaction journal")]
+    NoJournal,
+    #[error("the transaction journal cannot be read: {0}")]
+    Read(std::io::Error),
+    #[error("the transaction journal cannot be written: {0}")]
+    Append(AppendError),
+    #[error(
+        "what was committed cannot be stored in {partition}: {reason}; free the disk or repair it, then start again"
+    )]
+    Complete { partition: PartitionId, reason: String },
+    #[error("cannot import the journal of the original in {path}: {reason}; move it elsewhere to start without it", path = .path.display())]
+    Import { path: PathBuf, reason: String },
+}
+
+/// All transactions of a master. Dropping it abandons what is in motion, as a crash would.
+pub struct Coordinator {
+    inner: Arc<Inner>,
+}
+
+pub(crate) struct Inner {
+    pub(crate) store: Arc<Store>,
+    pub(crate) journal: Arc<Partition>,
+    pub(crate) settings: Settings,
+    rules: RulesFor,
+    pub(crate) table: Mutex<Table>,
+    pub(crate) checkpoints: Mutex<Checkpoints>,
+    runtime: Handle,
+    stop: CancellationToken,
+    tasks: TaskTracker,
+}
+
+impl Coordinator {
+    /// Reads the journal and finishes what it says is decided: after this every committed message is once in its
+    /// partition, what was undecided is rolled back, and prepared branches wait. Blocks; to be called before anybody
+    /// appends, on a thread that may block, within a runtime.
+    pub fn open(store: Arc<Store>, settings: Settings, rules: RulesFor) -> Result<(Coordinator, Recovered), OpenError> {
+        let journal = store.journal().ok_or(OpenError::NoJournal)?;
+        let (table, recovered) = recovery::recover(&store, &journal, &settings, &rules)?;
+        let inner = Arc::new(Inner {
+            checkpoints: Mutex::new(Checkpoints::new(&journal)),
+            store,
+            journal,
+            settings,
+            rules,
+            table: Mutex::new(table),
+            runtime: Handle::current(),
+            stop: CancellationToken::new(),
+            tasks: TaskTracker::new(),
+        });
+        inner.tasks.spawn_on(tick(Arc::clone(&inner)), &inner.runtime);
+        Ok((Coordinator { inner }, recovered))
+    }
+
+    /// Begins a transaction; a second time changes nothing. Nothing is written before its first message.
+    pub fn begin(&self, session: SessionId, key: &TransactionKey, timeout_seconds: Option<i32>) -> Result<(), Refused> {
+        let Settings { timeout_max, timers_max, .. } = self.inner.settings;
+        let seconds = timeout_seconds.and_then(|seconds| u64::try_from(seconds).ok()).filter(|seconds| *seconds > 0);
+        let timeout = seconds.map(|seconds| Duration::from_secs(seconds).min(timeout_max));
+        if let Health::Poisoned(reason) = self.inner.journal.health() {
+            return Err(Refused::plain(format!("no transaction can begin: {reason}")));
+        }
+        self.inner.table.lock().begin(session, key, timeout, timers_max, Instant::now())
+    }
+
+    /// Puts a checked message into a transaction. `done` is called once it is in the journal, usually before this
+    /// returns.
+    pub fn put(
+        &self,
+        session: SessionId,
+        key: &TransactionKey,
+        partition: &PartitionId,
+        flag: i32,
+        body: Bytes,
+        done: PutDone,
+    ) {
+        let record_bytes = u64::from(RECORD_HEADER_BYTES) + body.len() as u64;
+        if self.inner.journal.bytes() > JOURNAL_BYTES_MAX {
+            let text = format!(
+                "not stored: the transaction journal has more than {JOURNAL_BYTES_MAX} bytes, which an old transaction \
+                 keeps it from shedding; see 'metaq txn list'"
+            );
+            return done(Err(Refused::plain(text)));
+        }
+        let claimed = self.inner.table.lock().put(session, key, partition, record_bytes);
+        let (number, target) = match claimed {
+            Ok(claimed) => claimed,
+            Err(refused) => return done(Err(refused)),
+        };
+        let what = What::Put { partition: partition.clone(), flag, body };
+        let entry = encode(number, &key.to_string(), &what);
+        let waiting = WaitingPut { inner: Arc::clone(&self.inner), number, target, done: Mutex::new(Some(done)) };
+        self.inner.journal.append_entry(entry, false, Ack::new(Arc::new(waiting), 0));
+    }
+
+    /// Carries out a command that may end the transaction. What it changes is claimed before this returns, so that a
+    /// later put of the same connection is refused; `done` is called when it is as safe as the settings say.
+    pub fn command(&self, command: Command, session: SessionId, key: &TransactionKey, done: Done) {
+        let claim = self.inner.table.lock().claim(command, session, key);
+        match claim {
+            Claim::Answer(reply) => done(reply),
+            Claim::Go(number, work) => {
+                let (inner, key) = (Arc::clone(&self.inner), key.clone());
+                self.spawn(async move { done(inner.carry_out(number, &key, work).await) });
+            }
+            Claim::Wait(turn) => {
+                let (inner, key) = (Arc::clone(&self.inner), key.clone());
+                self.spawn(async move { done(inner.in_turn(turn, command, session, &key).await) });
+            }
+        }
+    }
+
+    fn spawn(&self, work: impl Future<Output = ()> + Send + 'static) {
+        self.inner.tasks.spawn_on(work, &self.inner.runtime);
+    }
+
+    /// The keys of all prepared branches and of those the operator ended; with a qualifier only those that bear it.
+    pub fn recover(&self, qualifier: Option<&str>) -> Vec<String> {
+        self.inner.table.lock().recover(qualifier)
+    }
+
+    /// The connection is gone: its local transactions are rolled back.
+    pub fn session_ended(&self, session: SessionId) {
+        let ended = self.inner.table.lock().of_session(session);
+        for number in ended {
+            self.inner.roll_back_unasked(number);
+        }
+    }
+
+    /// Every transaction that is not over.
+    pub fn lines(&self) -> Vec<Line> {
+        self.inner.table.lock().lines(Instant::now())
+    }
+
+    /// A replica must hold the journal up to here before it appends partition bytes served now: then no batch is
+    /// anywhere without its decision.
+    pub fn journal_bound(&self) -> Offset {
+        let positions = self.inner.journal.positions();
+        if self.inner.settings.synced { positions.durable } else { positions.written }
+    }
+
+    /// Waits until nothing is in motion, at most `patience`. Nothing is accepted afterwards; what is open is rolled back
+    /// by the next start.
+    pub async fn close(&self, patience: Duration) {
+        self.inner.stop.cancel();
+        self.inner.tasks.close();
+        if tokio::time::timeout(patience, self.inner.tasks.wait()).await.is_err() {
+            tracing::warn!("transactions were still in motion at the stop; the next start finishes them");
+        }
+    }
+}
+
+impl Inner {
+    /// Waits for whoever is at it, then tries the command again.
+    async fn in_turn(
+        self: &Arc<Self>,
+        mut turn: tokio::sync::oneshot::Receiver<()>,
+        command: Command,
+        session: SessionId,
+        key: &TransactionKey,
+    ) -> Result<String, Refused> {
+        loop {
+            // Ends by being dropped.
+            let _ = turn.await;
+            let claim = self.table.lock().claim(command, session, key);
+            match claim {
+                Claim::Answer(reply) => return reply,
+                Claim::Go(number, work) => return self.carry_out(number, key, work).await,
+                Claim::Wait(next) => turn = next,
+            }
+        }
+    }
+
+    /// Rolls back an open transaction whose time or whose connection is over; others are left alone.
+    fn roll_back_unasked(self: &Arc<Self>, number: Number) {
+        let mut table = self.table.lock();
+        let Some(key) = table.get(number).map(|transaction| transaction.key.clone()) else { return };
+        if table.claim_own(number, |state| *state == State::Open) {
+            drop(table);
+            let inner = Arc::clone(self);
+            let work = async move { drop(inner.carry_out(number, &key, Work::Rollback { by_operator: false }).await) };
+            self.tasks.spawn_on(work, &self.runtime);
+        }
+    }
+
+    /// The partition of a batch, created if need be: a decision is carried out whatever the configuration says by then.
+    pub(crate) fn partition(&self, id: &PartitionId) -> Result<Arc<Partition>, String> {
+        partition_of(&self.store, &self.rules, id)
+    }
+}
+
+pub(crate) fn partition_of(store: &Store, rules: &RulesFor, id: &PartitionId) -> Result<Arc<Partition>, String> {
+    match store.get(&id.topic, id.number as i32) {
+        Some(partition) => Ok(partition),
+        None => store.get_or_create(id, &rules(&id.topic), Offset::ZERO).map_err(|error| error.to_string()),
+    }
+}
+
+/// A put on its way into the journal.
+struct WaitingPut {
+    inner: Arc<Inner>,
+    number: Number,
+    target: u32,
+    done: Mutex<Option<PutDone>>,
+}
+
+impl AckSink for WaitingPut {
+    fn acked(&self, _ticket: u64, outcome: Result<Appended, AppendError>) {
+        let message = outcome.as_ref().ok().map(|appended| Message {
+            at: appended.offset,
+            bytes: appended.bytes,
+            target: self.target,
+        });
+        self.inner.table.lock().put_done(self.number, message);
+        let Some(done) = self.done.lock().take() else { return };
+        done(outcome.map(|appended| appended.id).map_err(|error| match error {
+            AppendError::Refused(refusal) => Refused::plain(format!("not stored: {refusal}")),
+            other => Refused::plain(other.to_string()),
+        }));
+    }
+}
+
+async fn tick(inner: Arc<Inner>) {
+    let mut tick = tokio::time::interval(TICK);
+    tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    let mut beats = 0u32;
+    loop {
+        tokio::select! {
+            _ = tick.tick() => {}
+            () = inner.stop.cancelled() => return,
+        }
+        let expired = inner.table.lock().expired(Instant::now());
+        for number in expired {
+            inner.roll_back_unasked(number);
+        }
+        beats = beats.wrapping_add(1);
+        if beats.is_multiple_of(4) {
+            inner.finish_decided().await;
+            inner.checkpoint().await;
+        }
+    }
+}

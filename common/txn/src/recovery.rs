@@ -1,0 +1,214 @@
+//! A start, or a promotion, out of the journal: finish what is decided, roll back what is not, keep what is prepared.
+
+use crate::coordinator::{OpenError, Settings, partition_of};
+use crate::entry::{Number, Part, What, encode};
+use crate::original;
+use crate::replay::{History, Logged, Past, replay};
+use crate::table::{State, Table};
+use crate::work::{ack, read_message};
+use metaq_store::{AppendError, Appended, BatchRecord, Partition, RulesFor, Store};
+use metaq_types::Offset;
+use metaq_wire::{Text, TransactionKey};
+use std::collections::HashSet;
+use std::io;
+use std::ops::ControlFlow;
+use std::sync::Arc;
+use std::time::Instant;
+
+/// What a start found in the journal.
+#[derive(Clone, Debug, Default)]
+pub struct Recovered {
+    /// Branches that wait for their coordinator.
+    pub prepared: Vec<String>,
+    /// Transactions that were neither prepared nor decided.
+    pub rolled_back: usize,
+    /// Committed ones that had to be stored, wholly or in part, each with what was done.
+    pub completed: Vec<String>,
+    /// What could not be read or stored, each a sentence.
+    pub trouble: Vec<String>,
+    /// Transactions taken over from the original's journal.
+    pub imported: usize,
+}
+
+pub(crate) fn recover(
+    store: &Store,
+    journal: &Arc<Partition>,
+    settings: &Settings,
+    rules: &RulesFor,
+) -> Result<(Table, Recovered), OpenError> {
+    let mut recovered = Recovered::default();
+    let mut history = replay(journal).map_err(OpenError::Read)?;
+    let imported = original::import(&settings.original_journal, store, journal, &history, &mut recovered)
+        .map_err(|reason| OpenError::Import { path: settings.original_journal.clone(), reason })?;
+    if imported {
+        history = replay(journal).map_err(OpenError::Read)?;
+    }
+    recovered.trouble.append(&mut history.damage);
+    let mut recovery = Recovery { store, journal, rules, table: Table::new(history.last), recovered };
+    recovery.run(history)?;
+    if imported {
+        original::set_aside(&settings.original_journal)
+            .map_err(|reason| OpenError::Import { path: settings.original_journal.clone(), reason })?;
+    }
+    let Recovery { table, mut recovered, .. } = recovery;
+    recovered.prepared = table.recover(None);
+    Ok((table, recovered))
+}
+
+struct Recovery<'a> {
+    store: &'a Store,
+    journal: &'a Arc<Partition>,
+    rules: &'a RulesFor,
+    table: Table,
+    recovered: Recovered,
+}
+
+impl Recovery<'_> {
+    fn run(&mut self, history: History) -> Result<(), OpenError> {
+        let now = Instant::now();
+        for (number, past) in history.transactions {
+            let key = match TransactionKey::parse(&Text::from(past.key.as_str())) {
+                Ok(Some(key)) => key,
+                _ => {
+                    self.recovered.trouble.push(format!("'{}' is no transaction key", past.key));
+                    continue;
+                }
+            };
+            if let Some((by_operator, parts)) = &past.commit {
+                self.finish(number, &key, &past, *by_operator, parts)?;
+            } else if let Some(outcome) = past.ended {
+                self.table.restore(number, &key, State::Ended(outcome), now).end_at(outcome, past.first);
+            } else if past.prepared {
+                let transaction = self.table.restore(number, &key, State::Prepared, now);
+                add_messages(transaction, &past.messages);
+            } else {
+                self.enter(number, &past.key, &What::Rollback { by_operator: false })?;
+                self.recovered.rolled_back += 1;
+            }
+        }
+        Ok(())
+    }
+
+    /// Sees to it that every batch of a decision is in its partition, once and whole.
+    fn finish(
+        &mut self,
+        number: Number,
+        key: &TransactionKey,
+        past: &Past,
+        by_operator: bool,
+        parts: &[Part],
+    ) -> Result<(), OpenError> {
+        let (mut stored, mut left) = (Vec::new(), Vec::new());
+        for part in parts {
+            let messages: Vec<&Logged> = past.messages.iter().filter(|m| m.partition == part.partition).collect();
+            if messages.len() < part.size as usize {
+                let lost = part.size as usize - messages.len();
+                self.recovered.trouble.push(format!("{lost} messages of '{key}' for {} are lost", part.partition));
+            }
+            let applied = past.applied.iter().find(|applied| applied.partition == part.partition);
+            match self.finish_part(part, applied, &messages) {
+                Ok(None) => {}
+                Ok(Some(appended)) => {
+                    self.recovered.completed.push(format!("'{key}' in {} at {}", part.partition, appended.at));
+                    stored.push(appended);
+                }
+                Err(reason) => {
+                    self.recovered
+                        .trouble
+                        .push(format!("'{key}' cannot be stored in {} yet: {reason}", part.partition));
+                    left.push(part.partition.clone());
+                }
+            }
+        }
+        if !stored.is_empty() {
+            self.enter(number, &past.key, &What::Applied { parts: stored })?;
+        }
+        let state = match (left.is_empty(), by_operator) {
+            (true, false) => return Ok(()),
+            (true, true) => State::Ended(crate::entry::Outcome::Committed),
+            (false, _) => State::Decided { parts: parts.to_vec(), left, by_operator },
+        };
+        let transaction = self.table.restore(number, key, state, Instant::now());
+        transaction.end_at(crate::entry::Outcome::Committed, past.first);
+        add_messages(transaction, &past.messages);
+        Ok(())
+    }
+
+    /// `None` when the batch was there.
+    fn finish_part(&self, part: &Part, applied: Option<&Part>, messages: &[&Logged]) -> Result<Option<Part>, String> {
+        let Some(first) = messages.first() else { return Ok(None) };
+        let partition = partition_of(self.store, self.rules, &part.partition)?;
+        if applied.is_some_and(|applied| is_there(&partition, applied, first)) {
+            return Ok(None);
+        }
+        let ids: Vec<_> = messages.iter().map(|message| message.id).collect();
+        let missing = missing(&partition, part.at, &ids).map_err(|error| error.to_string())?;
+        let records: Result<Vec<BatchRecord>, String> = messages
+            .iter()
+            .filter(|message| missing.contains(&message.id))
+            .map(|message| read_message(self.journal, message.at, message.bytes))
+            .collect();
+        let records = records?;
+        if records.is_empty() {
+            return Ok(None);
+        }
+        let (ack, outcome) = ack();
+        partition.append_batch(records, ack);
+        let Appended { offset, bytes, .. } = outcome.wait().map_err(|error| error.to_string())?;
+        // Of a batch that was there in part, this is its end; the whole of it begins earlier.
+        let already: u64 = messages
+            .iter()
+            .filter(|message| !missing.contains(&message.id))
+            .map(|message| self.bytes_of(message))
+            .sum();
+        let at = Offset::new(offset.get().saturating_sub(already)).unwrap_or(offset);
+        Ok(Some(Part { partition: part.partition.clone(), at, size: bytes + already as u32 }))
+    }
+
+    /// Of the stored record.
+    fn bytes_of(&self, message: &Logged) -> u64 {
+        read_message(self.journal, message.at, message.bytes).map_or(0, |record| 20 + record.body.len() as u64)
+    }
+
+    fn enter(&self, number: Number, key: &str, what: &What) -> Result<(), OpenError> {
+        let (ack, outcome) = ack();
+        self.journal.append_entry(encode(number, key, what), false, ack);
+        outcome.wait().map(drop).map_err(|error: AppendError| OpenError::Append(error))
+    }
+}
+
+fn add_messages(transaction: &mut crate::table::Transaction, messages: &[Logged]) {
+    for Logged { at, bytes, partition, .. } in messages {
+        transaction.add(partition, *at, *bytes);
+    }
+}
+
+/// Whether a batch is where it was said to be, or has been there: what retention took away was stored.
+fn is_there(partition: &Partition, applied: &Part, first: &Logged) -> bool {
+    let positions = partition.positions();
+    if applied.at < positions.kept {
+        return true;
+    }
+    applied.at + u64::from(applied.size) <= positions.written
+        && partition.header_at(applied.at).is_some_and(|header| header.id == first.id)
+}
+
+/// Which messages of a batch a partition does not hold from `from` on. A batch of which the first messages are there
+/// and end the log was cut short; what follows is missing. One with other messages behind it was whole once: what is
+/// missing in the middle is damaged, and is not stored a second time out of its place.
+pub(crate) fn missing(
+    partition: &Partition,
+    from: Offset,
+    ids: &[metaq_types::MessageId],
+) -> io::Result<HashSet<metaq_types::MessageId>> {
+    let mut missing: HashSet<_> = ids.iter().copied().collect();
+    let mut last_found_end = None;
+    partition.walk(from, |at, header, _| {
+        if missing.remove(&header.id) {
+            last_found_end = Some(at + header.record_bytes());
+        }
+        if missing.is_empty() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    })?;
+    let cut_short = last_found_end.is_none_or(|end| end == partition.positions().written);
+    Ok(if cut_short { missing } else { HashSet::new() })
+}

@@ -1,0 +1,594 @@
+//! The transactions that are not over, and what each command means in each of their states. No I/O.
+
+use crate::entry::{Number, Outcome, Part};
+use crate::reply::Refused;
+use metaq_types::limits::{RUN_BYTES_MAX, TRANSACTION_MESSAGES_MAX, TRANSACTIONS_MAX};
+use metaq_types::{Offset, PartitionId};
+use metaq_wire::{Text, TransactionKey};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::time::{Duration, Instant};
+use tokio::sync::oneshot;
+
+/// A connection, as far as local transactions are bound to one.
+pub type SessionId = u64;
+
+/// Of XA transactions, which any connection may end. No connection has this number.
+const NO_SESSION: SessionId = 0;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Command {
+    Prepare,
+    CommitOnePhase,
+    CommitTwoPhase,
+    Rollback,
+    Forget,
+    /// The operator decides in the coordinator's place.
+    OperatorCommit,
+    OperatorRollback,
+    OperatorComplete,
+}
+
+/// A message in the journal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Message {
+    /// Of its entry's record.
+    pub(crate) at: Offset,
+    pub(crate) bytes: u32,
+    /// Place in the transaction's targets.
+    pub(crate) target: u32,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum State {
+    Open,
+    Prepared,
+    /// A command is being carried out; others wait.
+    Busy,
+    /// Committed, with the batches that are not in their partitions yet.
+    Decided {
+        parts: Vec<Part>,
+        left: Vec<PartitionId>,
+        by_operator: bool,
+    },
+    /// Ended by the operator, kept until it is forgotten.
+    Ended(Outcome),
+    /// The journal failed over a decision.
+    InDoubt(String),
+}
+
+#[derive(Debug)]
+pub(crate) struct Transaction {
+    pub(crate) key: TransactionKey,
+    session: SessionId,
+    pub(crate) state: State,
+    pub(crate) was_prepared: bool,
+    pub(crate) messages: Vec<Message>,
+    pub(crate) targets: Vec<PartitionId>,
+    /// Where its first entry is, where that is not a message's: of an ended one.
+    pub(crate) first: Option<Offset>,
+    /// How the operator ended it; stays while a claim hides the state.
+    pub(crate) outcome: Option<Outcome>,
+    run_bytes: u64,
+    in_flight: u32,
+    deadline: Option<Instant>,
+    since: Instant,
+    /// Dropped when the state changes or the last put in flight is answered.
+    waiting: Vec<oneshot::Sender<()>>,
+}
+
+/// What is to be done about a command.
+pub(crate) enum Claim {
+    Answer(Result<String, Refused>),
+    /// Ask again when this ends.
+    Wait(oneshot::Receiver<()>),
+    Go(Number, Work),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Work {
+    Prepare,
+    Commit {
+        by_operator: bool,
+    },
+    /// Store what was decided before.
+    Apply,
+    Rollback {
+        by_operator: bool,
+    },
+    Complete,
+    Forget,
+}
+
+/// One line for an operator.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Line {
+    pub key: String,
+    /// open, prepared, ending, committing, in-doubt, committed, rolled-back, completed
+    pub state: &'static str,
+    pub age: Duration,
+    pub messages: usize,
+    pub bytes: u64,
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct Table {
+    last: Number,
+    by_number: BTreeMap<Number, Transaction>,
+    by_name: HashMap<(SessionId, TransactionKey), Number>,
+    deadlines: BTreeSet<(Instant, Number)>,
+    by_session: BTreeSet<(SessionId, Number)>,
+}
+
+fn name(session: SessionId, key: &TransactionKey) -> (SessionId, TransactionKey) {
+    match key {
+        TransactionKey::Local { .. } => (session, key.clone()),
+        TransactionKey::Xa { .. } => (NO_SESSION, key.clone()),
+    }
+}
+
+/// In memory of its own: a key of a request shares the connection's read buffer.
+fn detached(key: &TransactionKey) -> TransactionKey {
+    match key {
+        TransactionKey::Local { session, number } => {
+            TransactionKey::Local { session: session.detached(), number: *number }
+        }
+        TransactionKey::Xa { format_id, global, branch, qualifier } => TransactionKey::Xa {
+            format_id: *format_id,
+            global: global.clone(),
+            branch: branch.clone(),
+            qualifier: Text::detached(qualifier),
+        },
+    }
+}
+
+impl Table {
+    /// Numbers go on above `last`.
+    pub(crate) fn new(last: Number) -> Table {
+        Table { last, ..Table::default() }
+    }
+
+    pub(crate) fn all(&self) -> impl Iterator<Item = (Number, &Transaction)> {
+        self.by_number.iter().map(|(number, transaction)| (*number, transaction))
+    }
+
+    /// Begins a transaction, unless it has begun already.
+    pub(crate) fn begin(
+        &mut self,
+        session: SessionId,
+        key: &TransactionKey,
+        timeout: Option<Duration>,
+        timers_max: u32,
+        now: Instant,
+    ) -> Result<(), Refused> {
+        let name = name(session, &detached(key));
+        if let Some(known) = self.by_name.get(&name) {
+            return match self.by_number[known].state {
+                State::Ended(outcome) => Err(Refused::heuristic(key, outcome)),
+                _ => Ok(()),
+            };
+        }
+        if self.by_number.len() >= TRANSACTIONS_MAX {
+            return Err(Refused::plain(format!("{TRANSACTIONS_MAX} transactions are open, which is the limit")));
+        }
+        if timeout.is_some() && self.deadlines.len() >= timers_max as usize {
+            return Err(Refused::too_many_timers(self.deadlines.len() + 1, timers_max));
+        }
+        let deadline = timeout.and_then(|timeout| now.checked_add(timeout));
+        let number = self.next_number();
+        if let Some(deadline) = deadline {
+            self.deadlines.insert((deadline, number));
+        }
+        self.insert(number, name, State::Open, deadline, now);
+        Ok(())
+    }
+
+    /// Puts in what the journal tells of.
+    pub(crate) fn restore(
+        &mut self,
+        number: Number,
+        key: &TransactionKey,
+        state: State,
+        now: Instant,
+    ) -> &mut Transaction {
+        self.insert(number, name(NO_SESSION, key), state, None, now)
+    }
+
+    pub(crate) fn next_number(&mut self) -> Number {
+        self.last += 1;
+        self.last
+    }
+
+    fn insert(
+        &mut self,
+        number: Number,
+        (session, key): (SessionId, TransactionKey),
+        state: State,
+        deadline: Option<Instant>,
+        since: Instant,
+    ) -> &mut Transaction {
+        if session != NO_SESSION {
+            self.by_session.insert((session, number));
+        }
+        self.by_name.insert((session, key.clone()), number);
+        let was_prepared = state != State::Open;
+        let transaction = Transaction {
+            key,
+            session,
+            state,
+            was_prepared,
+            messages: Vec::new(),
+            targets: Vec::new(),
+            first: None,
+            outcome: None,
+            run_bytes: 0,
+            in_flight: 0,
+            deadline,
+            since,
+            waiting: Vec::new(),
+        };
+        self.by_number.entry(number).or_insert(transaction)
+    }
+
+    pub(crate) fn get(&mut self, number: Number) -> Option<&mut Transaction> {
+        self.by_number.get_mut(&number)
+    }
+
+    fn find(&self, session: SessionId, key: &TransactionKey) -> Option<Number> {
+        self.by_name.get(&name(session, key)).copied()
+    }
+
+    /// Counts a put in; the answer is the transaction and the place of its target there.
+    pub(crate) fn put(
+        &mut self,
+        session: SessionId,
+        key: &TransactionKey,
+        partition: &PartitionId,
+        record_bytes: u64,
+    ) -> Result<(Number, u32), Refused> {
+        let number = self.find(session, key).ok_or_else(|| Refused::not_started(key).for_put())?;
+        let transaction = self.by_number.get_mut(&number).expect("what is named exists");
+        match &transaction.state {
+            State::Open => {}
+            State::Ended(outcome) => return Err(Refused::heuristic(key, *outcome).for_put()),
+            _ => return Err(Refused::put_after_prepare(key)),
+        }
+        let messages = transaction.messages.len() + transaction.in_flight as usize;
+        if transaction.run_bytes + record_bytes > u64::from(RUN_BYTES_MAX) || messages >= TRANSACTION_MESSAGES_MAX {
+            let text = format!(
+                "not stored: a transaction holds at most {RUN_BYTES_MAX} bytes in {TRANSACTION_MESSAGES_MAX} messages, \
+                 and '{key}' has {} bytes in {messages} already",
+                transaction.run_bytes
+            );
+            return Err(Refused::plain(text));
+        }
+        transaction.run_bytes += record_bytes;
+        transaction.in_flight += 1;
+        Ok((number, transaction.target(partition)))
+    }
+
+    /// The put is in the journal, or (`None`) surely not.
+    pub(crate) fn put_done(&mut self, number: Number, message: Option<Message>) {
+        let Some(transaction) = self.by_number.get_mut(&number) else { return };
+        transaction.messages.extend(message);
+        transaction.in_flight -= 1;
+        if transaction.in_flight == 0 {
+            transaction.waiting.clear();
+        }
+    }
+
+    /// `None` when no put is in flight; else what ends when that has changed.
+    pub(crate) fn unsettled(&mut self, number: Number) -> Option<oneshot::Receiver<()>> {
+        let transaction = self.by_number.get_mut(&number)?;
+        (transaction.in_flight > 0).then(|| transaction.wait())
+    }
+
+    /// Decides what becomes of a command, and claims the transaction for it if something is to be done.
+    pub(crate) fn claim(&mut self, command: Command, session: SessionId, key: &TransactionKey) -> Claim {
+        let local = matches!(key, TransactionKey::Local { .. });
+        if local && command == Command::Forget {
+            return Claim::Answer(Err(Refused::no_xid(&key.to_string())));
+        }
+        let Some(number) = self.find(session, key) else {
+            return Claim::Answer(match command {
+                Command::Forget => Ok(String::new()),
+                _ => Err(Refused::not_started(key)),
+            });
+        };
+        if local && command == Command::Prepare {
+            return Claim::Answer(Err(Refused::no_local_prepare()));
+        }
+        let transaction = self.by_number.get_mut(&number).expect("what is named exists");
+        let work = match (&transaction.state, command) {
+            (State::Busy, _) => return Claim::Wait(transaction.wait()),
+            (State::InDoubt(reason), _) => return Claim::Answer(Err(Refused::in_doubt(key, reason))),
+            (State::Ended(_), Command::Forget) => Work::Forget,
+            (State::Ended(outcome), _) => return Claim::Answer(Err(Refused::heuristic(key, *outcome))),
+            (_, Command::Forget) => return Claim::Answer(Ok(String::new())),
+            (State::Decided { .. }, Command::CommitOnePhase | Command::CommitTwoPhase) => Work::Apply,
+            (State::Decided { .. }, _) => {
+                return Claim::Answer(Err(Refused::committing(key, "the disk refused them before")));
+            }
+            (State::Prepared, Command::Prepare) => return Claim::Answer(Err(Refused::prepared_already())),
+            (State::Open, Command::CommitTwoPhase) if !local => {
+                return Claim::Answer(Err(Refused::not_prepared()));
+            }
+            (State::Open, Command::OperatorCommit | Command::OperatorRollback | Command::OperatorComplete) => {
+                let text = format!("'{key}' is not prepared: only a prepared branch is the operator's to decide");
+                return Claim::Answer(Err(Refused::plain(text)));
+            }
+            (State::Open, command) if transaction.is_empty() => {
+                self.end(number);
+                let read_only = command == Command::Prepare;
+                return Claim::Answer(Ok(if read_only { "3".to_owned() } else { String::new() }));
+            }
+            (State::Open, Command::Prepare) => Work::Prepare,
+            (State::Open | State::Prepared, Command::CommitOnePhase | Command::CommitTwoPhase) => {
+                Work::Commit { by_operator: false }
+            }
+            (State::Open | State::Prepared, Command::Rollback) => Work::Rollback { by_operator: false },
+            (State::Prepared, Command::OperatorCommit) => Work::Commit { by_operator: true },
+            (State::Prepared, Command::OperatorRollback) => Work::Rollback { by_operator: true },
+            (State::Prepared, Command::OperatorComplete) => Work::Complete,
+        };
+        if work != Work::Apply {
+            transaction.state = State::Busy;
+        }
+        Claim::Go(number, work)
+    }
+
+    /// Claims a transaction by its number for work nobody asked for; `false` when it is not in a state for that.
+    pub(crate) fn claim_own(&mut self, number: Number, allowed: impl FnOnce(&State) -> bool) -> bool {
+        let Some(transaction) = self.by_number.get_mut(&number) else { return false };
+        let allowed = allowed(&transaction.state);
+        if allowed {
+            transaction.state = State::Busy;
+        }
+        allowed
+    }
+
+    /// The claimed work is done, and this is what it came to.
+    pub(crate) fn release(&mut self, number: Number, state: State) {
+        let Some(transaction) = self.by_number.get_mut(&number) else { return };
+        if state != State::Open {
+            transaction.was_prepared = true;
+            if let Some(deadline) = transaction.deadline.take() {
+                self.deadlines.remove(&(deadline, number));
+            }
+        }
+        if let State::Ended(outcome) = state {
+            transaction.outcome = Some(outcome);
+        }
+        transaction.state = state;
+        transaction.waiting.clear();
+    }
+
+    /// The transaction is over and forgotten.
+    pub(crate) fn end(&mut self, number: Number) {
+        let Some(transaction) = self.by_number.remove(&number) else { return };
+        if let Some(deadline) = transaction.deadline {
+            self.deadlines.remove(&(deadline, number));
+        }
+        self.by_session.remove(&(transaction.session, number));
+        self.by_name.remove(&(transaction.session, transaction.key));
+    }
+
+    /// Open transactions whose time is over, the oldest first.
+    pub(crate) fn expired(&self, now: Instant) -> Vec<Number> {
+        self.deadlines.iter().take_while(|(deadline, _)| *deadline <= now).map(|(_, number)| *number).collect()
+    }
+
+    /// The transactions bound to a connection.
+    pub(crate) fn of_session(&self, session: SessionId) -> Vec<Number> {
+        self.by_session.range((session, 0)..=(session, Number::MAX)).map(|(_, number)| *number).collect()
+    }
+
+    /// Committed ones with batches left to store.
+    pub(crate) fn decided(&self) -> Vec<Number> {
+        self.all().filter(|(_, t)| matches!(t.state, State::Decided { .. })).map(|(number, _)| number).collect()
+    }
+
+    /// Keys for a coordinator: the prepared in the order they began, then those the operator ended.
+    pub(crate) fn recover(&self, qualifier: Option<&str>) -> Vec<String> {
+        let matches = |transaction: &&Transaction| match &transaction.key {
+            TransactionKey::Xa { qualifier: own, .. } => qualifier.is_none_or(|wanted| wanted == own.as_str()),
+            TransactionKey::Local { .. } => false,
+        };
+        let is_ended = |transaction: &&Transaction| matches!(transaction.state, State::Ended(_));
+        let listed: Vec<_> = self.by_number.values().filter(|t| t.was_prepared).filter(matches).collect();
+        let prepared = listed.iter().filter(|t| !is_ended(t));
+        let ended = listed.iter().filter(|t| is_ended(t));
+        prepared.chain(ended).map(|transaction| transaction.key.to_string()).collect()
+    }
+
+    pub(crate) fn lines(&self, now: Instant) -> Vec<Line> {
+        let line = |transaction: &Transaction| Line {
+            key: transaction.key.to_string(),
+            state: match (&transaction.state, transaction.was_prepared) {
+                (State::Open, _) => "open",
+                (State::Prepared, _) => "prepared",
+                (State::Busy, _) => "ending",
+                (State::Decided { .. }, _) => "committing",
+                (State::InDoubt(_), _) => "in-doubt",
+                (State::Ended(Outcome::Committed), _) => "committed",
+                (State::Ended(Outcome::RolledBack), _) => "rolled-back",
+                (State::Ended(Outcome::Completed), _) => "completed",
+            },
+            age: now.saturating_duration_since(transaction.since),
+            messages: transaction.messages.len(),
+            bytes: transaction.run_bytes,
+        };
+        self.by_number.values().map(line).collect()
+    }
+
+    /// The journal is needed from here on, as far as transactions that are not over go; `Err` while that is in motion.
+    pub(crate) fn oldest(&self) -> Result<Option<Offset>, ()> {
+        if self.by_number.values().any(|transaction| transaction.in_flight > 0) {
+            return Err(());
+        }
+        Ok(self.by_number.values().filter_map(Transaction::first_entry).min())
+    }
+}
+
+impl Transaction {
+    pub(crate) fn target(&mut self, partition: &PartitionId) -> u32 {
+        let place = self.targets.iter().position(|target| target == partition).unwrap_or_else(|| {
+            self.targets.push(partition.clone());
+            self.targets.len() - 1
+        });
+        place as u32
+    }
+
+    pub(crate) fn add(&mut self, partition: &PartitionId, at: Offset, bytes: u32) {
+        let target = self.target(partition);
+        self.run_bytes += u64::from(bytes);
+        self.messages.push(Message { at, bytes, target });
+    }
+
+    /// Of one that the journal tells of: it is or will be ended so, and its first entry is there.
+    pub(crate) fn end_at(&mut self, outcome: Outcome, first: Offset) {
+        (self.outcome, self.first) = (Some(outcome), Some(first));
+    }
+
+    pub(crate) fn first_entry(&self) -> Option<Offset> {
+        self.messages.iter().map(|message| message.at).min().into_iter().chain(self.first).min()
+    }
+
+    fn is_empty(&self) -> bool {
+        self.messages.is_empty() && self.in_flight == 0
+    }
+
+    fn wait(&mut self) -> oneshot::Receiver<()> {
+        let (sender, receiver) = oneshot::channel();
+        self.waiting.retain(|sender| !sender.is_closed());
+        self.waiting.push(sender);
+        receiver
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn key(text: &str) -> TransactionKey {
+        TransactionKey::parse(&Text::from(text)).unwrap().unwrap()
+    }
+
+    fn at(offset: u64) -> Offset {
+        Offset::new(offset).unwrap()
+    }
+
+    fn begun(key: &TransactionKey, puts: u32) -> Table {
+        let mut table = Table::default();
+        table.begin(1, key, None, 10, Instant::now()).unwrap();
+        for put in 0..puts {
+            let (number, target) = table.put(1, key, &"test-0".parse().unwrap(), 30).unwrap();
+            table.put_done(number, Some(Message { at: at(u64::from(put) * 30), bytes: 30, target }));
+        }
+        table
+    }
+
+    fn outcome(claim: Claim) -> Result<Work, String> {
+        match claim {
+            Claim::Answer(Ok(text)) => Err(format!("200 {text}")),
+            Claim::Answer(Err(refused)) => Err(refused.to_string()),
+            Claim::Go(_, work) => Ok(work),
+            Claim::Wait(_) => Err("wait".to_owned()),
+        }
+    }
+
+    const XID: &str = "XID:100:0102:0a:uq";
+
+    /// The table of wire-protocol, "6.6", row by row.
+    #[test]
+    fn xa_commands_by_state() {
+        let key = key(XID);
+        let commit = Work::Commit { by_operator: false };
+        let rollback = Work::Rollback { by_operator: false };
+        let not_prepared =
+            "XAException:code=-6,msg=Cannot do 2 phase commit if the transaction has not been prepared.".to_owned();
+        let not_started = format!("XAException:code=-4,msg=XA transaction '{XID}' has not been started.");
+        let prepared_already = "XAException:code=-6,msg=Cannot call prepare now.".to_owned();
+        use Command::*;
+        for (command, no_put, put, prepared, unknown) in [
+            (Prepare, Err("200 3".to_owned()), Ok(Work::Prepare), Err(prepared_already), Err(not_started.clone())),
+            (CommitOnePhase, Err("200 ".to_owned()), Ok(commit), Ok(commit), Err(not_started.clone())),
+            (CommitTwoPhase, Err(not_prepared.clone()), Err(not_prepared), Ok(commit), Err(not_started.clone())),
+            (Rollback, Err("200 ".to_owned()), Ok(rollback), Ok(rollback), Err(not_started)),
+            (Forget, Err("200 ".to_owned()), Err("200 ".to_owned()), Err("200 ".to_owned()), Err("200 ".to_owned())),
+        ] {
+            assert_eq!(outcome(begun(&key, 0).claim(command, 9, &key)), no_put, "{command:?} without a put");
+            assert_eq!(outcome(begun(&key, 1).claim(command, 9, &key)), put, "{command:?} with a put");
+            let mut table = begun(&key, 1);
+            table.release(1, State::Prepared);
+            assert_eq!(outcome(table.claim(command, 9, &key)), prepared, "{command:?} prepared");
+            assert_eq!(outcome(Table::default().claim(command, 9, &key)), unknown, "{command:?} unknown");
+        }
+    }
+
+    #[test]
+    fn local_transactions_belong_to_their_connection() {
+        let key = key("TX:s:1");
+        let unknown = "Local transaction 'TX:s:1' has not been started.".to_owned();
+        for command in [Command::CommitOnePhase, Command::CommitTwoPhase] {
+            assert_eq!(outcome(begun(&key, 1).claim(command, 1, &key)), Ok(Work::Commit { by_operator: false }));
+            assert_eq!(outcome(begun(&key, 1).claim(command, 2, &key)), Err(unknown.clone()));
+        }
+        let prepare = outcome(begun(&key, 1).claim(Command::Prepare, 1, &key));
+        assert_eq!(prepare, Err("XAException:code=-3,msg=Prepare not implemented on Local Transactions.".to_owned()));
+        let forget = outcome(begun(&key, 1).claim(Command::Forget, 1, &key));
+        assert_eq!(forget, Err("XAException:code=-4,msg=TX:s:1 is not a valid xid".to_owned()));
+        let table = begun(&key, 1);
+        assert_eq!((table.of_session(1).len(), table.of_session(2).len()), (1, 0));
+    }
+
+    #[test]
+    fn what_the_operator_ended_is_told_until_it_is_forgotten() {
+        let key = key(XID);
+        for (ended, code) in [
+            (Outcome::Committed, "code=7,msg=XA transaction 'XID:100:0102:0a:uq' has been heuristically committed."),
+            (Outcome::RolledBack, "code=6,msg=XA transaction 'XID:100:0102:0a:uq' has been heuristically rolled back."),
+            (Outcome::Completed, "code=8,msg=XA transaction 'XID:100:0102:0a:uq' has been heuristically completed."),
+        ] {
+            let mut table = begun(&key, 1);
+            table.release(1, State::Ended(ended));
+            for command in [Command::Prepare, Command::CommitTwoPhase, Command::Rollback] {
+                assert_eq!(outcome(table.claim(command, 1, &key)), Err(format!("XAException:{code}")));
+            }
+            let put = table.put(1, &key, &"test-0".parse().unwrap(), 9).unwrap_err().to_string();
+            assert_eq!(format!("{},msg={put}", code.split(',').next().unwrap()), code);
+            assert_eq!(table.recover(None), [XID]);
+            assert_eq!(outcome(table.claim(Command::Forget, 1, &key)), Ok(Work::Forget));
+        }
+    }
+
+    #[test]
+    fn commands_wait_while_another_is_carried_out_and_puts_are_refused() {
+        let key = key(XID);
+        let mut table = begun(&key, 1);
+        assert_eq!(outcome(table.claim(Command::Prepare, 1, &key)), Ok(Work::Prepare));
+        let Claim::Wait(mut wait) = table.claim(Command::CommitTwoPhase, 1, &key) else { panic!("it has to wait") };
+        assert!(wait.try_recv() == Err(oneshot::error::TryRecvError::Empty));
+        assert!(table.put(1, &key, &"test-0".parse().unwrap(), 9).is_err());
+        table.release(1, State::Prepared);
+        assert!(wait.try_recv() == Err(oneshot::error::TryRecvError::Closed));
+        assert_eq!(outcome(table.claim(Command::CommitTwoPhase, 1, &key)), Ok(Work::Commit { by_operator: false }));
+    }
+
+    #[test]
+    fn timers_are_counted_and_end_with_prepare() {
+        let now = Instant::now();
+        let mut table = Table::default();
+        let second = Some(Duration::from_secs(1));
+        for number in 0..2 {
+            table.begin(1, &key(&format!("TX:s:{number}")), second, 2, now).unwrap();
+        }
+        let refused = table.begin(1, &key("TX:s:2"), second, 2, now).unwrap_err();
+        assert_eq!(refused.to_string(), "Timer size 3 is great than maxTimerCapacity 2");
+        table.begin(1, &key("TX:s:2"), None, 2, now).unwrap();
+        assert_eq!(table.expired(now + Duration::from_millis(999)), Vec::<Number>::new());
+        assert_eq!(table.expired(now + Duration::from_secs(1)), [1, 2]);
+        table.release(1, State::Prepared);
+        table.end(2);
+        assert_eq!(table.expired(now + Duration::from_secs(9)), Vec::<Number>::new());
+    }
+}

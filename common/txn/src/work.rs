@@ -1,0 +1,361 @@
+//! Carrying out what was claimed: the order of journal, partitions and answer.
+
+use crate::coordinator::Inner;
+use crate::entry::{Number, Outcome, Part, What, decode, encode};
+use crate::recovery::missing;
+use crate::reply::Refused;
+use crate::table::{State, Work};
+use bytes::Bytes;
+use metaq_store::{Ack, AckSink, AppendError, Appended, BatchRecord, Health, Partition};
+use metaq_types::PartitionId;
+use metaq_wire::TransactionKey;
+use parking_lot::Mutex;
+use std::sync::Arc;
+use tokio::sync::oneshot;
+
+/// The messages of a transaction for one partition, in the order they were put.
+pub(crate) struct Batch {
+    pub(crate) partition: PartitionId,
+    pub(crate) records: Vec<BatchRecord>,
+}
+
+impl Inner {
+    pub(crate) async fn carry_out(
+        self: &Arc<Self>,
+        number: Number,
+        key: &TransactionKey,
+        work: Work,
+    ) -> Result<String, Refused> {
+        self.settle(number).await;
+        match work {
+            Work::Prepare => self.prepare(number, key).await,
+            Work::Commit { by_operator } => self.commit(number, key, by_operator).await,
+            Work::Apply => self.apply_left(number, key).await,
+            Work::Rollback { by_operator } => self.roll_back(number, key, by_operator).await,
+            Work::Complete => {
+                let next = State::Ended(Outcome::Completed);
+                self.note(number, key, &What::Complete, next).await
+            }
+            Work::Forget => {
+                self.note(number, key, &What::Forget, State::Busy).await?;
+                self.table.lock().end(number);
+                Ok(String::new())
+            }
+        }
+    }
+
+    /// Waits for the puts in flight; no more come, since the transaction is claimed.
+    async fn settle(&self, number: Number) {
+        loop {
+            let unsettled = self.table.lock().unsettled(number);
+            match unsettled {
+                None => return,
+                // Ends by being dropped.
+                Some(settled) => drop(settled.await),
+            }
+        }
+    }
+
+    async fn prepare(&self, number: Number, key: &TransactionKey) -> Result<String, Refused> {
+        if self.ends_empty(number) {
+            return Ok("3".to_owned());
+        }
+        match self.enter(number, key, &What::Prepare, self.settings.synced).await {
+            Ok(_) => {
+                self.table.lock().release(number, State::Prepared);
+                Ok("0".to_owned())
+            }
+            Err(AppendError::Refused(refusal)) => {
+                self.table.lock().release(number, State::Open);
+                Err(Refused::unavailable(key, refusal))
+            }
+            Err(error) => Err(self.doubt(number, key, &error)),
+        }
+    }
+
+    /// Nothing is decided until the entry is in the journal; from then on nothing can take it back.
+    async fn commit(&self, number: Number, key: &TransactionKey, by_operator: bool) -> Result<String, Refused> {
+        if self.ends_empty(number) {
+            return Ok(String::new());
+        }
+        let (batches, parts) = match self.ready(number) {
+            Ok(ready) => ready,
+            Err(reason) => return Err(self.not_committed(number, key, &reason).await),
+        };
+        let decision = What::Commit { by_operator, parts: parts.clone() };
+        match self.enter(number, key, &decision, self.settings.synced).await {
+            Ok(_) => {}
+            Err(AppendError::Refused(refusal)) => {
+                return Err(self.not_committed(number, key, &refusal.to_string()).await);
+            }
+            Err(error) => return Err(self.doubt(number, key, &error)),
+        }
+        self.apply(number, key, Decision { batches, parts, by_operator }).await
+    }
+
+    /// The batches as the journal holds them, and where each will be at the earliest. An error: this cannot be stored.
+    fn ready(&self, number: Number) -> Result<(Vec<Batch>, Vec<Part>), String> {
+        let batches = self.read_batches(number, None)?;
+        let mut parts = Vec::with_capacity(batches.len());
+        for batch in &batches {
+            let partition = self.partition(&batch.partition)?;
+            if let Health::Poisoned(reason) = partition.health() {
+                return Err(reason);
+            }
+            let (at, size) = (partition.positions().written, batch.records.len() as u32);
+            parts.push(Part { partition: batch.partition.clone(), at, size });
+        }
+        Ok((batches, parts))
+    }
+
+    /// Reads the messages of a transaction, of all its partitions or of these.
+    fn read_batches(&self, number: Number, only: Option<&[PartitionId]>) -> Result<Vec<Batch>, String> {
+        let (mut messages, targets) = {
+            let mut table = self.table.lock();
+            let transaction = table.get(number).ok_or("the transaction is gone")?;
+            (transaction.messages.clone(), transaction.targets.clone())
+        };
+        messages.sort_unstable_by_key(|message| message.at);
+        let mut batches: Vec<Batch> =
+            targets.into_iter().map(|partition| Batch { partition, records: Vec::new() }).collect();
+        for message in messages {
+            let batch = &mut batches[message.target as usize];
+            if only.is_none_or(|only| only.contains(&batch.partition)) {
+                batch.records.push(read_message(&self.journal, message.at, message.bytes)?);
+            }
+        }
+        batches.retain(|batch| !batch.records.is_empty());
+        Ok(batches)
+    }
+
+    /// Before the decision: a prepared branch stays prepared, anything else is rolled back.
+    async fn not_committed(&self, number: Number, key: &TransactionKey, reason: &str) -> Refused {
+        let was_prepared = self.table.lock().get(number).is_some_and(|transaction| transaction.was_prepared);
+        tracing::warn!(%key, reason, "a transaction could not be committed");
+        if was_prepared {
+            self.table.lock().release(number, State::Prepared);
+            return Refused::unavailable(key, reason);
+        }
+        // Without the entry the next start does the same.
+        let _ = self.enter(number, key, &What::Rollback { by_operator: false }, false).await;
+        self.table.lock().end(number);
+        Refused::commit_failed()
+    }
+
+    async fn apply(&self, number: Number, key: &TransactionKey, decision: Decision) -> Result<String, Refused> {
+        let Decision { batches, parts, by_operator } = decision;
+        let mut waiting = Vec::with_capacity(batches.len());
+        for batch in batches {
+            let (ack, outcome) = ack();
+            match self.partition(&batch.partition) {
+                Ok(partition) => partition.append_batch(batch.records, ack),
+                Err(reason) => tracing::error!(partition = %batch.partition, reason, "a batch cannot be stored"),
+            }
+            waiting.push((batch.partition, outcome));
+        }
+        let (mut applied, mut left, mut trouble) = (Vec::new(), Vec::new(), String::new());
+        for (partition, outcome) in waiting {
+            match outcome.await {
+                Ok(appended) => applied.push(Part { partition, at: appended.offset, size: appended.bytes }),
+                Err(error) => {
+                    trouble = error.to_string();
+                    left.push(partition);
+                }
+            }
+        }
+        self.checkpoints.lock().note_applied(&applied);
+        if !left.is_empty() {
+            tracing::error!(%key, trouble, "a committed transaction is not stored everywhere yet");
+            self.table.lock().release(number, State::Decided { parts, left, by_operator });
+            return Err(Refused::committing(key, trouble));
+        }
+        // Lost, it only makes the next start look for the batches.
+        let _ = self.enter(number, key, &What::Applied { parts: applied }, false).await;
+        self.ended(number, Outcome::Committed, by_operator);
+        Ok(String::new())
+    }
+
+    /// Stores what is left of a decision. A batch whose fate is unknown waits for the next start, which looks for it: its
+    /// partition takes no appends until then.
+    async fn apply_left(&self, number: Number, key: &TransactionKey) -> Result<String, Refused> {
+        let decided = {
+            let mut table = self.table.lock();
+            let state = table.get(number).map(|transaction| transaction.state.clone());
+            let claimed = table.claim_own(number, |state| matches!(state, State::Decided { .. }));
+            state.filter(|_| claimed)
+        };
+        let Some(State::Decided { parts, left, by_operator }) = decided else {
+            return Err(Refused::committing(key, "somebody else is at it"));
+        };
+        match self.read_batches(number, Some(&left)) {
+            Ok(mut batches) => {
+                for batch in &mut batches {
+                    self.keep_missing(batch, &parts);
+                }
+                batches.retain(|batch| !batch.records.is_empty());
+                self.apply(number, key, Decision { batches, parts, by_operator }).await
+            }
+            Err(reason) => {
+                self.table.lock().release(number, State::Decided { parts, left, by_operator });
+                Err(Refused::committing(key, reason))
+            }
+        }
+    }
+
+    /// Leaves of a batch what its partition does not hold yet: a start may have found a part of it there.
+    fn keep_missing(&self, batch: &mut Batch, parts: &[Part]) {
+        let Some(part) = parts.iter().find(|part| part.partition == batch.partition) else { return };
+        let Ok(partition) = self.partition(&batch.partition) else { return };
+        let ids: Vec<_> = batch.records.iter().map(|record| record.id).collect();
+        // Unreadable, it is refused by the append as well.
+        if let Ok(missing) = missing(&partition, part.at, &ids) {
+            batch.records.retain(|record| missing.contains(&record.id));
+        }
+    }
+
+    /// Tries again what a full disk kept from being stored.
+    pub(crate) async fn finish_decided(&self) {
+        let decided = self.table.lock().decided();
+        for number in decided {
+            let key = self.table.lock().get(number).map(|transaction| transaction.key.clone());
+            if let Some(key) = key {
+                // Said in the log by `apply` already.
+                let _ = self.apply_left(number, &key).await;
+            }
+        }
+    }
+
+    async fn roll_back(&self, number: Number, key: &TransactionKey, by_operator: bool) -> Result<String, Refused> {
+        let was_prepared = self.table.lock().get(number).is_some_and(|transaction| transaction.was_prepared);
+        let synced = was_prepared && self.settings.synced;
+        match self.enter(number, key, &What::Rollback { by_operator }, synced).await {
+            Err(AppendError::Refused(refusal)) if was_prepared => {
+                self.table.lock().release(number, State::Prepared);
+                return Err(Refused::unavailable(key, refusal));
+            }
+            Err(error) if was_prepared => return Err(self.doubt(number, key, &error)),
+            // What was not prepared is rolled back by the next start, with the entry or without.
+            _ => {}
+        }
+        self.ended(number, Outcome::RolledBack, by_operator);
+        Ok(String::new())
+    }
+
+    /// Writes an entry about a prepared branch or one that was ended; `next` is its state then.
+    async fn note(&self, number: Number, key: &TransactionKey, what: &What, next: State) -> Result<String, Refused> {
+        let before = match what {
+            What::Forget => self.ended_as(number),
+            _ => State::Prepared,
+        };
+        match self.enter(number, key, what, self.settings.synced).await {
+            Ok(_) => {
+                self.table.lock().release(number, next);
+                Ok(String::new())
+            }
+            Err(AppendError::Refused(refusal)) => {
+                self.table.lock().release(number, before);
+                Err(Refused::unavailable(key, refusal))
+            }
+            Err(error) => Err(self.doubt(number, key, &error)),
+        }
+    }
+
+    /// How the operator had ended it, which its claim has hidden.
+    fn ended_as(&self, number: Number) -> State {
+        let outcome = self.table.lock().get(number).and_then(|transaction| transaction.outcome);
+        outcome.map_or(State::Prepared, State::Ended)
+    }
+
+    fn ended(&self, number: Number, outcome: Outcome, by_operator: bool) {
+        let mut table = self.table.lock();
+        if by_operator {
+            table.release(number, State::Ended(outcome));
+        } else {
+            table.end(number);
+        }
+    }
+
+    /// None of its puts has reached the journal, so it is over without a trace.
+    fn ends_empty(&self, number: Number) -> bool {
+        let mut table = self.table.lock();
+        let empty = table.get(number).is_none_or(|transaction| transaction.messages.is_empty());
+        if empty {
+            table.end(number);
+        }
+        empty
+    }
+
+    fn doubt(&self, number: Number, key: &TransactionKey, error: &AppendError) -> Refused {
+        let reason = error.to_string();
+        tracing::error!(%key, reason, "the outcome of a transaction is unknown until the next start");
+        self.table.lock().release(number, State::InDoubt(reason.clone()));
+        Refused::in_doubt(key, reason)
+    }
+
+    async fn enter(
+        &self,
+        number: Number,
+        key: &TransactionKey,
+        what: &What,
+        synced: bool,
+    ) -> Result<Appended, AppendError> {
+        let (ack, outcome) = ack();
+        self.journal.append_entry(encode(number, &key.to_string(), what), synced, ack);
+        outcome.await
+    }
+}
+
+struct Decision {
+    batches: Vec<Batch>,
+    parts: Vec<Part>,
+    by_operator: bool,
+}
+
+/// One message out of the journal, as it goes into its partition.
+pub(crate) fn read_message(journal: &Partition, at: metaq_types::Offset, bytes: u32) -> Result<BatchRecord, String> {
+    let (header, body) = journal.read_record(at, bytes).map_err(|error| format!("in the journal {error}"))?;
+    match decode(&body).map(|entry| entry.what) {
+        Ok(What::Put { flag, body, .. }) => Ok(record(header.id, flag, body)),
+        Ok(_) => Err(format!("in the journal at {at} stands no message")),
+        Err(error) => Err(format!("in the journal at {at}: {error}")),
+    }
+}
+
+fn record(id: metaq_types::MessageId, flag: i32, body: Bytes) -> BatchRecord {
+    BatchRecord { id, flag, checksum: metaq_wire::checksum(&body), body }
+}
+
+struct Once(Mutex<Option<oneshot::Sender<Result<Appended, AppendError>>>>);
+
+impl AckSink for Once {
+    fn acked(&self, _ticket: u64, outcome: Result<Appended, AppendError>) {
+        if let Some(sender) = self.0.lock().take() {
+            // A receiver that is gone was dropped with the coordinator.
+            let _ = sender.send(outcome);
+        }
+    }
+}
+
+/// Where the outcome of one append arrives.
+pub(crate) struct Outcoming(oneshot::Receiver<Result<Appended, AppendError>>);
+
+impl Outcoming {
+    /// For threads that may block.
+    pub(crate) fn wait(self) -> Result<Appended, AppendError> {
+        self.0.blocking_recv().unwrap_or(Err(AppendError::Dropped))
+    }
+}
+
+impl IntoFuture for Outcoming {
+    type Output = Result<Appended, AppendError>;
+    type IntoFuture = std::pin::Pin<Box<dyn Future<Output = Self::Output> + Send>>;
+
+    fn into_future(self) -> Self::IntoFuture {
+        Box::pin(async move { self.0.await.unwrap_or(Err(AppendError::Dropped)) })
+    }
+}
+
+pub(crate) fn ack() -> (Ack, Outcoming) {
+    let (sender, receiver) = oneshot::channel();
+    (Ack::new(Arc::new(Once(Mutex::new(Some(sender)))), 0), Outcoming(receiver))
+}
