@@ -11,6 +11,7 @@ pub mod cli;
 mod reload;
 mod retention;
 mod run;
+pub mod secure;
 
 pub use reload::reload;
 pub use retention::{Retention, log_removed};

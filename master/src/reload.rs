@@ -1,3 +1,4 @@
+use crate::secure;
 use metaq_broker::Node;
 use metaq_config::{BrokerConfig, Live};
 use tracing::{error, info};
@@ -5,8 +6,9 @@ use tracing::{error, info};
 /// Reads the configuration again: takes it over whole, or not at all (configuration, "8. Reload"). `true` when topics
 /// may have changed; the caller then publishes, the checksum last.
 ///
-/// Only topic sections change a running broker; other differences are named as needing a restart.
+/// Certificates are read again as well, each time. Only topic sections change a running broker; other differences are named as needing a restart.
 pub fn reload(live: &Live, node: &Node) -> bool {
+    secure::reload(node);
     let old = live.snapshot();
     let new = match BrokerConfig::load(&old.path) {
         Ok(new) => new,

@@ -1,6 +1,7 @@
 use crate::assembly;
 use crate::cli::{CommonArgs, report_config, start_logging};
 use crate::reload::reload;
+use crate::secure;
 use crate::retention::Retention;
 use anyhow::{Context, Result, bail};
 use metaq_broker::{Node, NodeOptions, NodeRole};
@@ -43,6 +44,7 @@ async fn serve(config: BrokerConfig, local: bool) -> Result<()> {
     assembly::log_configuration(&config, "master");
     let live = Live::new(config);
     let config = live.snapshot();
+    let identity = secure::load(&config)?;
     let store = {
         let live = live.clone();
         tokio::task::spawn_blocking(move || assembly::open_store(&live)).await.context("opening the store")??
@@ -59,6 +61,7 @@ async fn serve(config: BrokerConfig, local: bool) -> Result<()> {
         listener,
         epoch: 0,
     })?;
+    secure::serve(&node, &config, identity.as_ref())?;
     let registry = Registry::start(&config.zookeeper, assembly::wanted(&config, &store, Role::Master, &uri));
     info!(uri, "serving as master");
 

@@ -2,8 +2,8 @@ use crate::Args;
 use anyhow::{Context, Result, bail};
 use metaq_broker::{Node, NodeOptions, NodeRole, rules_for};
 use metaq_config::{BrokerConfig, Live, SlaveConfig};
-use metaq_link::driver::{Link, LinkOptions};
-use metaq_master::{assembly, reload};
+use metaq_link::driver::{Link, LinkOptions, LinkTransport};
+use metaq_master::{assembly, reload, secure};
 use metaq_registry::{MasterAt, Registry, Role, State};
 use metaq_store::Store;
 use metaq_types::SlaveId;
@@ -22,6 +22,7 @@ pub(crate) async fn serve(config: BrokerConfig, slave_id: SlaveId, slave: SlaveC
     assembly::log_configuration(&config, &format!("slave {slave_id}"));
     let live = Live::new(config);
     let config = live.snapshot();
+    let identity = secure::load(&config)?;
     let store = {
         let live = live.clone();
         tokio::task::spawn_blocking(move || assembly::open_store(&live)).await.context("opening the store")??
@@ -29,7 +30,8 @@ pub(crate) async fn serve(config: BrokerConfig, slave_id: SlaveId, slave: SlaveC
     let _embedded = if args.common.local { Some(assembly::start_embedded(&config)?) } else { None };
 
     let (listener, uri) = assembly::listen(&config).await?;
-    let link = start_link(&live, &store, slave_id, slave, master.clone());
+    let transport = secure::link_transport(&config, identity.as_ref());
+    let link = start_link(&live, transport, &store, slave_id, slave, master.clone());
     let node = Node::start(NodeOptions {
         config: live.clone(),
         store: Arc::clone(&store),
@@ -38,6 +40,7 @@ pub(crate) async fn serve(config: BrokerConfig, slave_id: SlaveId, slave: SlaveC
         listener,
         epoch: 0,
     })?;
+    secure::serve(&node, &config, identity.as_ref())?;
     let wanted = assembly::wanted(&config, &store, Role::Slave(slave_id), &uri);
     let registry = Registry::start(&config.zookeeper, wanted);
     info!(uri, %slave_id, "serving as slave");
@@ -58,6 +61,7 @@ fn as_uri(address: &str) -> String {
 
 fn start_link(
     live: &Live,
+    transport: LinkTransport,
     store: &Arc<Store>,
     slave_id: SlaveId,
     slave: SlaveConfig,
@@ -69,6 +73,7 @@ fn start_link(
         group: slave.slave_group,
         delay_max: slave.slave_max_delay,
         store: Arc::clone(store),
+        transport,
         rules: Arc::new(move |id| rules_for(&rules_from.current(), &id.topic)),
         master,
         data_path: live.current().system.data_path.clone(),

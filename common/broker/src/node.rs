@@ -14,6 +14,7 @@ use crate::view;
 use bytes::BytesMut;
 use metaq_config::{BrokerConfig, DeleteAction, DeletePolicy, Live, Topic};
 use metaq_link::driver::StatusSource;
+use metaq_net::certs::Identity;
 use metaq_net::refusals::Refusals;
 use metaq_link::replicas::{Replicas, write_stats};
 use metaq_store::{Disposal, Flush, PartitionRules, Retention, Store};
@@ -22,7 +23,7 @@ use metaq_types::{BrokerId, Opaque, PartitionId, SlaveId, Status};
 use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::net::SocketAddr;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 use tokio::net::{TcpListener, TcpStream};
@@ -80,6 +81,7 @@ pub(crate) struct Shared {
     pub(crate) started: Instant,
     /// Who was not let in, and why.
     pub(crate) refusals: Arc<Refusals>,
+    pub(crate) identity: OnceLock<Arc<Identity>>,
     /// For connections that encrypt.
     pub(crate) buffers: Arc<Buffers>,
     /// Counts connections and streams, to name each.
@@ -126,6 +128,7 @@ impl Node {
             replicas: Mutex::default(),
             started: Instant::now(),
             refusals: Arc::default(),
+            identity: OnceLock::new(),
             buffers: Arc::default(),
             next_session: AtomicU64::new(0),
             stop: CancellationToken::new(),
@@ -150,6 +153,10 @@ impl Node {
     /// Who was not let in, by reason, since the start: `metaq_net_refused_handshakes`.
     pub fn refusals(&self) -> &Arc<Refusals> {
         &self.shared.refusals
+    }
+
+    pub(crate) fn shared(&self) -> &Shared {
+        &self.shared
     }
 
     pub(crate) fn tasks(&self) -> &TaskTracker {

@@ -40,8 +40,16 @@ impl Node {
         Ok(addr)
     }
 
-    /// Says from time to time that our certificate ends soon, until the node stops.
-    pub fn watch_certificate(&self, identity: Arc<Identity>) {
+    /// The certificates this node serves with.
+    pub fn identity(&self) -> Option<&Arc<Identity>> {
+        self.shared().identity.get()
+    }
+
+    /// Remembers the certificates, and says from time to time when they end soon, until the node stops.
+    pub fn keep_identity(&self, identity: Arc<Identity>) {
+        if self.shared().identity.set(Arc::clone(&identity)).is_err() {
+            return;
+        }
         let accepting = self.door().accepting;
         self.tasks().spawn(async move {
             let mut tick = tokio::time::interval(CERTIFICATE_CHECK);

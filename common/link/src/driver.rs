@@ -1,7 +1,7 @@
 //! Runs the copying of a whole broker: the only place of this crate with sockets, tasks and clocks.
 //!
-//! One connection to the master carries everything: the greeting, a long poll for new partitions that doubles as
-//! keep-alive, and one get a partition. Partitions are independent: each has a task that sends a get, waits for its
+//! Over TCP one connection to the master carries everything: the greeting, a long poll for new partitions that doubles as
+//! keep-alive, and one get a partition. Over QUIC each partition's gets have a stream of their own. Partitions are independent: each has a task that sends a get, waits for its
 //! answer, appends it, and sends the next one only after the append was acknowledged. When the connection ends, all
 //! tasks end first (appends in flight included), so that the next connection starts from the true ends of the logs.
 //!
@@ -11,8 +11,10 @@
 mod append;
 mod board;
 mod follow;
+mod lane;
 mod recorder;
 mod session;
+mod transport;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -29,6 +31,8 @@ use board::Board;
 use recorder::Recorder;
 use session::SessionEnd;
 
+pub use transport::LinkTransport;
+
 const RECONNECT_PAUSE_MIN: Duration = Duration::from_millis(50);
 const RECONNECT_PAUSE_MAX: Duration = Duration::from_secs(1);
 
@@ -40,6 +44,7 @@ pub struct LinkOptions {
     /// `slaveMaxDelayInMills`: the longest poll, and the longest pause behind a master that does not wait.
     pub delay_max: Duration,
     pub store: Arc<Store>,
+    pub transport: LinkTransport,
     /// The rules for a partition's log by the configuration of this moment.
     pub rules: Arc<dyn Fn(&PartitionId) -> PartitionRules + Send + Sync>,
     /// Where the master is (`meta://host:port`), while that is known.

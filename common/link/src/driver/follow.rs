@@ -3,7 +3,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
-use metaq_client::{Client, ClientError, GetAnswer};
+use metaq_client::{ClientError, GetAnswer};
 use metaq_store::{AppendError, CreateError, Partition, Refusal};
 use metaq_types::limits::{LONG_POLL_MAX, TRANSFER_BYTES_MIN};
 use metaq_types::{Offset, PartitionId};
@@ -15,6 +15,8 @@ use tracing::warn;
 use super::LinkOptions;
 use super::append;
 use super::board::{Board, Cell};
+use super::lane::{Lane, Question};
+use super::transport::Way;
 use crate::pull::{Answer, Log, NextGet, Pull, Step};
 
 /// What a get asks for when its bytes are known to wait.
@@ -69,7 +71,7 @@ pub(super) struct Follow {
     pub(super) options: Arc<LinkOptions>,
     pub(super) board: Arc<Board>,
     pub(super) cell: Arc<Cell>,
-    pub(super) client: Client,
+    pub(super) way: Way,
     pub(super) budget: Arc<Budget>,
     pub(super) stop: CancellationToken,
     pub(super) partition: PartitionId,
@@ -89,11 +91,12 @@ pub(super) async fn run(follow: Follow) {
     });
     pull.on_listing(follow.first, follow.end);
     follow.board.update(&follow.cell, &pull, true);
+    let mut lane = Lane::of(&follow.way);
     while let Some(get) = pull.next_get() {
         let answered = tokio::select! {
             // An answer that came before the connection ended is used.
             biased;
-            answered = follow.ask(get) => answered,
+            answered = follow.ask(&mut lane, get) => answered,
             () = follow.stop.cancelled() => return,
         };
         // The permit is held until the bytes are appended.
@@ -172,7 +175,7 @@ impl Follow {
     }
 
     /// Sends one get; `None` when the connection is gone. Cancelling it abandons only the answer.
-    async fn ask(&self, get: NextGet) -> Option<(Answer, Option<OwnedSemaphorePermit>)> {
+    async fn ask(&self, lane: &mut Lane, get: NextGet) -> Option<(Answer, Option<OwnedSemaphorePermit>)> {
         let (bytes, permit, wait) = if get.waiting {
             let bytes = FETCH_BYTES.max(get.bytes_min);
             (bytes, Some(self.budget.take(bytes).await), None)
@@ -182,10 +185,9 @@ impl Follow {
         };
         let max_bytes = i32::try_from(bytes).unwrap_or(i32::MAX);
         let asked = Instant::now();
-        let number = i32::try_from(self.partition.number).ok()?;
-        let (topic, group) = (&self.partition.topic, &self.options.group);
-        let answer = self.client.get(topic, group, number, get.offset.wire(), max_bytes, wait);
-        let answered = tokio::time::timeout(wait.unwrap_or_default() + ANSWER_TIMEOUT, answer).await;
+        let (partition, group, offset) = (&self.partition, self.options.group.as_str(), get.offset.wire());
+        let question = Question { partition, group, offset, max_bytes, wait };
+        let answered = tokio::time::timeout(wait.unwrap_or_default() + ANSWER_TIMEOUT, lane.get(&question)).await;
         // Anything but most of the wait: a master that does not know `wait=`, or has too many waiting.
         let early = || wait.is_none_or(|wait| asked.elapsed() < wait.mul_f32(0.8));
         let answer = match answered {
@@ -195,6 +197,7 @@ impl Follow {
             Ok(Ok(GetAnswer::Moved(to))) => Answer::Moved(to),
             Ok(Err(ClientError::Answer { code, text })) => Answer::Refused(format!("{code} {text}")),
             Ok(Err(ClientError::Timeout { .. })) | Err(_) => Answer::Refused("nothing in time".to_owned()),
+            Ok(Err(error)) if lane.outlives_an_error() => Answer::Refused(error.to_string()),
             Ok(Err(_)) => return None,
         };
         Some((answer, permit))
@@ -208,7 +211,7 @@ impl Follow {
         }
         let number = i32::try_from(self.partition.number).ok()?;
         let (topic, group) = (&self.partition.topic, &self.options.group);
-        let question = self.client.offset(topic, group, number, at.wire());
+        let question = self.way.client.offset(topic, group, number, at.wire());
         match tokio::time::timeout(ANSWER_TIMEOUT, question).await {
             Ok(Ok(Some(segment))) if segment <= at => Some(segment),
             _ => None,

@@ -2,8 +2,8 @@ use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use metaq_client::{Client, ClientError};
-use metaq_types::limits::{CONNECTION_PARKED_MAX, LONG_POLL_MAX};
+use metaq_client::ClientError;
+use metaq_types::limits::LONG_POLL_MAX;
 use metaq_types::{MessageId, PartitionId};
 use metaq_wire::{Greeting, Role, Text};
 use tokio::sync::watch;
@@ -15,9 +15,8 @@ use tracing::info;
 use super::LinkOptions;
 use super::board::Board;
 use super::follow::{self, Budget, Follow};
+use super::transport::Way;
 use crate::listing::{self, Listed};
-
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// A master that does not answer a keep-alive for this long beyond its wait is taken for gone.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
@@ -62,7 +61,7 @@ pub(super) async fn run(
     board.following(uri);
     info!(master = uri, partitions = session.followed.len(), "following the master");
     let (reason, moved) = tokio::select! {
-        reason = session.serve() => (reason, false),
+        reason = session.serve() => (session.way.why(reason), false),
         reason = moved_away(master, uri, cancel) => (reason, true),
     };
     session.close().await;
@@ -92,7 +91,7 @@ async fn moved_away(master: &mut watch::Receiver<Option<String>>, uri: &str, can
 struct Session {
     options: Arc<LinkOptions>,
     board: Arc<Board>,
-    client: Client,
+    way: Way,
     budget: Arc<Budget>,
     /// The master's generation of its list; `None` behind a master without greetings.
     catalog: Option<u64>,
@@ -104,13 +103,15 @@ struct Session {
 
 impl Session {
     async fn open(options: &Arc<LinkOptions>, board: &Arc<Board>, uri: &str) -> Result<Session, String> {
-        let client = Client::connect_for(uri, CONNECT_TIMEOUT, CONNECTION_PARKED_MAX)
-            .await
-            .map_err(|error| error.to_string())?;
+        let way = Way::open(&options.transport, uri).await?;
+        Session::begin(options, board, way.clone()).await.map_err(|reason| way.why(reason))
+    }
+
+    async fn begin(options: &Arc<LinkOptions>, board: &Arc<Board>, way: Way) -> Result<Session, String> {
         let mut session = Session {
             options: Arc::clone(options),
             board: Arc::clone(board),
-            client,
+            way,
             budget: Arc::default(),
             catalog: None,
             listed_at: Instant::now(),
@@ -163,7 +164,7 @@ impl Session {
             wait: wait.filter(|_| self.catalog.is_some()),
             ..Greeting::new(Role::Slave)
         };
-        let answer = in_time(self.client.version(Some(&greeting)), wait).await?;
+        let answer = in_time(self.way.client.version(Some(&greeting)), wait).await?;
         self.board.heard();
         let Some(theirs) = Greeting::parse(&answer) else {
             // A master without greetings answers at once.
@@ -198,7 +199,7 @@ impl Session {
     /// master does not have would cost a poll for nothing, and comes into the list with its first message.
     async fn list(&mut self) -> Result<Vec<Listed>, String> {
         self.listed_at = Instant::now();
-        let text = in_time(self.client.stats("offsets"), None).await?;
+        let text = in_time(self.way.client.stats("offsets"), None).await?;
         self.board.heard();
         Ok(listing::parse(&String::from_utf8_lossy(&text)))
     }
@@ -213,7 +214,7 @@ impl Session {
                 options: Arc::clone(&self.options),
                 cell: self.board.cell(&partition),
                 board: Arc::clone(&self.board),
-                client: self.client.clone(),
+                way: self.way.clone(),
                 budget: Arc::clone(&self.budget),
                 stop: self.stop.clone(),
                 partition,

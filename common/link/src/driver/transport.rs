@@ -1,0 +1,57 @@
+use std::sync::Arc;
+use std::time::Duration;
+
+use metaq_client::{Client, host_and_port};
+use metaq_net::certs::Identity;
+use metaq_net::quic::{self, Connection};
+use metaq_types::limits::CONNECTION_PARKED_MAX;
+
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
+
+/// Requests outstanding on the stream of the greeting, which carries everything but the gets.
+const QUESTIONS_MAX: usize = 1024;
+
+/// How a link reaches its master. What fails over one is never tried over the other.
+#[derive(Clone, Debug)]
+pub enum LinkTransport {
+    Tcp,
+    /// With this node's certificate; the master has to show one of the same cluster.
+    Quic(Arc<Identity>),
+}
+
+/// A way to a master, not greeted yet.
+#[derive(Clone)]
+pub(super) struct Way {
+    /// For the greeting, and for every other question.
+    pub(super) client: Client,
+    /// Over QUIC: where each partition gets a stream of its own.
+    pub(super) streams: Option<Connection>,
+}
+
+impl Way {
+    pub(super) async fn open(transport: &LinkTransport, uri: &str) -> Result<Way, String> {
+        match transport {
+            LinkTransport::Tcp => {
+                let client = Client::connect_for(uri, CONNECT_TIMEOUT, CONNECTION_PARKED_MAX).await;
+                Ok(Way { client: client.map_err(|error| error.to_string())?, streams: None })
+            }
+            LinkTransport::Quic(identity) => {
+                let address = host_and_port(uri);
+                let connection = quic::connect(identity, address, CONNECT_TIMEOUT)
+                    .await
+                    .map_err(|reason| format!("cannot connect to {address} over QUIC: {reason}"))?;
+                let (sender, receiver) = connection.open_bi().await.map_err(|error| quic::explain(&error))?;
+                let client = Client::over(receiver, sender, uri, QUESTIONS_MAX);
+                Ok(Way { client, streams: Some(connection) })
+            }
+        }
+    }
+
+    /// Why what failed for `reason` failed, where the connection knows better.
+    pub(super) fn why(&self, reason: String) -> String {
+        match self.streams.as_ref().and_then(Connection::close_reason) {
+            Some(error) => format!("the connection over QUIC has ended: {}", quic::explain(&error)),
+            None => reason,
+        }
+    }
+}
