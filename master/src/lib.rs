@@ -14,5 +14,5 @@ mod run;
 pub mod secure;
 
 pub use reload::reload;
-pub use retention::{Retention, log_removed};
+pub use retention::Retention;
 pub use run::run;

@@ -1,7 +1,7 @@
 //! When old segments go: one task that follows every topic's `deleteWhen`.
 
 use metaq_config::{BrokerConfig, DeleteWhen, Live, in_local_time};
-use metaq_store::{Partition, Removed, Store};
+use metaq_store::Store;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -22,7 +22,7 @@ impl Retention {
     /// Must be called within a tokio runtime.
     pub fn start(live: &Live, store: &Arc<Store>) -> Retention {
         let (reloaded, stop) = (Arc::new(Notify::new()), CancellationToken::new());
-        let task = follow(live.clone(), Arc::clone(store), Arc::clone(&reloaded), stop.clone());
+        let task = follow(live.clone(), Arc::clone(store), Arc::clone(&reloaded));
         tokio::spawn(stop.clone().run_until_cancelled_owned(task));
         Retention { reloaded, _stop: stop.drop_guard() }
     }
@@ -117,25 +117,12 @@ fn run(config: &BrokerConfig, store: &Store, due: &BTreeSet<String>) {
     for partition in store.partitions() {
         let topic = config.topic(&partition.id().topic);
         if topic.is_some_and(|topic| due.contains(&topic.delete_when.to_string())) {
-            let removed = partition.expire(now_ms);
-            segments += removed.segments;
-            log_removed(&partition, &removed);
+            segments += partition.expire(now_ms).segments;
         }
     }
     if segments > 0 {
         // Slaves look where the partitions begin now.
         store.bump_catalog();
-    }
-}
-
-/// One line a partition from which something went.
-pub fn log_removed(partition: &Partition, removed: &Removed) {
-    let Removed { segments, bytes, first, fault } = removed;
-    if *segments > 0 {
-        info!(partition = %partition.id(), segments, bytes, %first, "old segments removed");
-    }
-    if let Some(fault) = fault {
-        error!(partition = %partition.id(), "old segments stay until the next run: {fault}");
     }
 }
 

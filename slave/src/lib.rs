@@ -7,6 +7,7 @@
 //! It uses the master's steps for all that both do alike. Must never know: how bytes are stored, sent or fetched.
 
 mod args;
+mod config_sync;
 mod promote;
 mod serve;
 

@@ -1,4 +1,5 @@
 use crate::Args;
+use crate::config_sync::ConfigSync;
 use anyhow::{Context, Result, bail};
 use metaq_broker::{Node, NodeOptions, NodeRole, rules_for};
 use metaq_config::{BrokerConfig, Live, SlaveConfig};
@@ -31,6 +32,7 @@ pub(crate) async fn serve(config: BrokerConfig, slave_id: SlaveId, slave: SlaveC
 
     let (listener, uri) = assembly::listen(&config).await?;
     let transport = secure::link_transport(&config, identity.as_ref());
+    let follows_config = slave.auto_sync_master_config;
     let link = start_link(&live, transport, &store, slave_id, slave, master.clone());
     let node = Node::start(NodeOptions {
         config: live.clone(),
@@ -45,7 +47,11 @@ pub(crate) async fn serve(config: BrokerConfig, slave_id: SlaveId, slave: SlaveC
     let registry = Registry::start(&config.zookeeper, wanted);
     info!(uri, %slave_id, "serving as slave");
 
-    let slave = Slave { live, node, store, registry, slave_id, uri };
+    let config_sync = match follows_config {
+        true => ConfigSync::start(link.config_source(), config.path.clone()),
+        false => ConfigSync::off(),
+    };
+    let slave = Slave { live, node, store, registry, config_sync, slave_id, uri };
     // A master named on the command line stays the one; its sender only has to live as long as the link looks at it.
     let looked_up = args.master.is_none().then_some(&master_sender);
     let outcome = slave.until_stopped(looked_up).await;
@@ -86,6 +92,7 @@ struct Slave {
     node: Node,
     store: Arc<Store>,
     registry: Registry,
+    config_sync: ConfigSync,
     slave_id: SlaveId,
     uri: String,
 }
@@ -109,11 +116,17 @@ impl Slave {
                         self.publish();
                     }
                 }
+                () = self.config_sync.changed() => {
+                    if reload(&self.live, &self.node) {
+                        self.publish();
+                    }
+                }
                 grown = self.store.catalog_beyond(generation) => {
                     generation = grown;
                     self.publish();
                 }
                 Ok(()) = registered_master.changed() => {
+                    self.config_sync.ask_again();
                     if let Some(master) = master {
                         let at: Option<MasterAt> = registered_master.borrow_and_update().clone();
                         master.send_if_modified(|known| known_master(known, at.map(|at| at.uri)));

@@ -184,6 +184,8 @@ impl Node {
         }
         self.shared.max_transfer_size.store(config.system.max_transfer_size, Ordering::Relaxed);
         self.shared.topics.reload(config, grace);
+        // Slaves that wait for a change of the partitions learn of this one.
+        self.shared.store.bump_catalog();
     }
 
     /// Stops accepting, lets every connection have the answers it is owed for at most `patience`, then closes them.

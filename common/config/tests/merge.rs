@@ -36,7 +36,8 @@ fn check_rules(own: &[u8], master: &[u8]) -> metaq_config::Merged {
     assert_eq!(merged.changes.is_empty(), merged.text == own);
     let (own, master, result) = (parse(own), parse(master), parse(&merged.text));
     for ((key, own), (_, result)) in own.system.settings().iter().zip(result.system.settings()) {
-        let shared = |config: &BrokerConfig| config.system.settings().iter().find(|(k, _)| k == key).unwrap().1.clone();
+        let shared =
+            |config: &BrokerConfig| config.system.settings().into_iter().find(|(k, _)| k == key).expect("every key").1;
         let expect = if key.shared_with_slave { &shared(&master) } else { own };
         assert_eq!((key.name, &result), (key.name, expect));
     }

@@ -14,11 +14,14 @@ mod follow;
 mod lane;
 mod recorder;
 mod session;
+mod trim;
 mod transport;
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use bytes::Bytes;
 use metaq_store::{PartitionRules, Store};
 use metaq_types::{PartitionId, SlaveId};
 use tokio::sync::watch;
@@ -56,6 +59,22 @@ pub struct LinkOptions {
 /// Asks a link how far it is.
 pub type StatusSource = Arc<dyn Fn() -> LinkStatus + Send + Sync>;
 
+/// The configuration of the master, fetched when somebody follows it.
+pub struct ConfigSource(Arc<Board>);
+
+impl ConfigSource {
+    /// The master's `server.ini` as it is in force there, from the first one fetched after this call on. Fetched when
+    /// the link connects and when the master says that it has another.
+    pub fn follow(&self) -> watch::Receiver<Option<Bytes>> {
+        self.0.config.subscribe()
+    }
+
+    /// Fetches it soon: a master without greetings does not tell of a change, but the registry does.
+    pub fn ask_again(&self) {
+        self.0.config_asked.store(true, Ordering::Relaxed);
+    }
+}
+
 /// A running link. It goes on for ever, whether or not there is a master; [`Link::close`] ends it.
 pub struct Link {
     board: Arc<Board>,
@@ -74,6 +93,11 @@ impl Link {
 
     pub fn status(&self) -> LinkStatus {
         self.board.status()
+    }
+
+    /// For whoever takes over the master's configuration.
+    pub fn config_source(&self) -> ConfigSource {
+        ConfigSource(Arc::clone(&self.board))
     }
 
     /// For whoever shows the status while the link runs.

@@ -132,7 +132,19 @@ impl Partition {
         let metrics = &self.shared.metrics;
         metrics.retired_segments.fetch_add(removed.segments.into(), Ordering::Relaxed);
         metrics.retired_bytes.fetch_add(removed.bytes, Ordering::Relaxed);
+        self.log_removed(&removed);
         removed
+    }
+
+    /// One line a run in which something went.
+    fn log_removed(&self, removed: &Removed) {
+        let Removed { segments, bytes, first, fault } = removed;
+        if *segments > 0 {
+            tracing::info!(partition = %self.id, segments, bytes, %first, "old segments removed");
+        }
+        if let Some(fault) = fault {
+            tracing::error!(partition = %self.id, "old segments stay until the next run: {fault}");
+        }
     }
 
     /// Moves `kept`, then the list: whoever still holds the old list finds the offset gone, or the file open.

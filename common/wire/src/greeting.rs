@@ -26,13 +26,24 @@ pub struct Greeting {
     pub catalog: Option<u64>,
     /// The high mark of message ids.
     pub ids: Option<i64>,
+    /// The checksum of the configuration in force.
+    pub config: Option<u32>,
     /// Asks that the answer wait until the catalog differs from `catalog`, at most this long.
     pub wait: Option<Duration>,
 }
 
 impl Greeting {
     pub fn new(role: Role) -> Greeting {
-        Greeting { role, slave_id: None, epoch: 0, node: Text::default(), catalog: None, ids: None, wait: None }
+        Greeting {
+            role,
+            slave_id: None,
+            epoch: 0,
+            node: Text::default(),
+            catalog: None,
+            ids: None,
+            config: None,
+            wait: None,
+        }
     }
 
     /// Reads the words of an answer's text, `VERSION role=master epoch=7 …`; `None` when no role is told, which is
@@ -58,6 +69,7 @@ impl Greeting {
                 b"node" => greeting.node = Text::from(&*String::from_utf8_lossy(value)),
                 b"catalog" => greeting.catalog = unsigned64(value),
                 b"ids" => greeting.ids = std::str::from_utf8(value).ok().and_then(|ids| ids.parse().ok()),
+                b"config" => greeting.config = unsigned64(value).and_then(|config| u32::try_from(config).ok()),
                 b"wait" => greeting.wait = unsigned64(value).map(Duration::from_millis),
                 _ => {}
             }
@@ -92,6 +104,9 @@ impl fmt::Display for Greeting {
         if let Some(ids) = self.ids {
             write!(f, " ids={ids}")?;
         }
+        if let Some(config) = self.config {
+            write!(f, " config={config}")?;
+        }
         if let Some(wait) = self.wait {
             write!(f, " wait={}", wait.as_millis())?;
         }
@@ -105,22 +120,25 @@ mod tests {
 
     #[test]
     fn an_answer_is_read_after_its_version_text() {
-        let greeting = Greeting::parse("0.1.0 role=master epoch=7 node=ab-cd catalog=3 ids=-9").unwrap();
+        let greeting =
+            Greeting::parse("0.1.0 role=master epoch=7 node=ab-cd catalog=3 ids=-9 config=4294967295").unwrap();
         let expected = Greeting {
             epoch: 7,
             node: Text::from("ab-cd"),
             catalog: Some(3),
             ids: Some(-9),
+            config: Some(u32::MAX),
             ..Greeting::new(Role::Master)
         };
         assert_eq!(greeting, expected);
-        assert_eq!(greeting.to_string(), "role=master epoch=7 node=ab-cd catalog=3 ids=-9");
+        assert_eq!(greeting.to_string(), "role=master epoch=7 node=ab-cd catalog=3 ids=-9 config=4294967295");
         assert_eq!(Greeting::parse("1.4.6.2"), None);
     }
 
     #[test]
     fn unknown_and_malformed_words_are_ignored() {
-        let greeting = Greeting::parse("role=slave id=x epoch=-1 ids=1e3 wait=+5 catalog= new=thing =").unwrap();
+        let greeting =
+            Greeting::parse("role=slave id=x epoch=-1 ids=1e3 wait=+5 catalog= config=4294967296 new=thing =").unwrap();
         assert_eq!(greeting, Greeting::new(Role::Slave));
         assert_eq!(Greeting::parse("role=king epoch=7"), None);
     }

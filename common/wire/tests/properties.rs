@@ -39,15 +39,17 @@ fn opaque() -> impl Strategy<Value = Opaque> {
 }
 
 fn greeting() -> impl Strategy<Value = Greeting> {
-    let numbers = (option::of(any::<u64>()), option::of(any::<i64>()), option::of(any::<u64>()));
+    let numbers =
+        (option::of(any::<u64>()), option::of(any::<i64>()), option::of(any::<u32>()), option::of(any::<u64>()));
     (any::<bool>(), option::of(any::<u32>()), any::<u64>(), name(), numbers).prop_map(
-        |(master, slave_id, epoch, node, (catalog, ids, wait))| Greeting {
+        |(master, slave_id, epoch, node, (catalog, ids, config, wait))| Greeting {
             role: if master { Role::Master } else { Role::Slave },
             slave_id,
             epoch,
             node,
             catalog,
             ids,
+            config,
             wait: wait.map(Duration::from_millis),
         },
     )

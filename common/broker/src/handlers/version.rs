@@ -95,11 +95,12 @@ async fn catalog_change(node: Arc<Shared>, outbound: Arc<Outbound>, opaque: Opaq
 fn welcome(node: &Shared) -> Answer {
     let role = if matches!(node.role, NodeRole::Master) { "master" } else { "slave" };
     let text = format!(
-        "{VERSION} role={role} epoch={} node={} catalog={} ids={}",
+        "{VERSION} role={role} epoch={} node={} catalog={} ids={} config={}",
         node.epoch,
         node.store.node_id(),
         node.store.catalog_generation(),
         node.store.ids().high_mark(),
+        node.config.current().checksum,
     );
     Answer::text(Status::Success, text)
 }

@@ -3,8 +3,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use bytes::Bytes;
 use metaq_types::{Offset, PartitionId};
 use parking_lot::Mutex;
+use tokio::sync::watch;
 
 use super::LinkOptions;
 use crate::progress::{LinkState, LinkStatus, PartitionStatus};
@@ -19,6 +21,10 @@ pub(super) struct Board {
     cells: Mutex<BTreeMap<PartitionId, Arc<Cell>>>,
     /// Something in the record other than a time has changed since it was last written.
     changed: AtomicBool,
+    /// The master's configuration as last fetched; fetched only while somebody listens.
+    pub(super) config: watch::Sender<Option<Bytes>>,
+    /// It is to be fetched although the master has not told of a change.
+    pub(super) config_asked: AtomicBool,
     /// What earlier runs knew, for partitions and a master this run has not seen yet.
     before: Record,
 }
@@ -47,6 +53,8 @@ impl Board {
             heard_unix_ms: AtomicU64::new(before.heard_unix_ms),
             cells: Mutex::default(),
             changed: AtomicBool::new(false),
+            config: watch::Sender::new(None),
+            config_asked: AtomicBool::new(false),
             before,
         }
     }

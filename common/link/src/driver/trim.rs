@@ -1,0 +1,29 @@
+use std::sync::Arc;
+
+use metaq_store::{Partition, Store};
+use metaq_types::Offset;
+
+use crate::listing::Listed;
+
+/// The logs that begin before their master's, with where the master's begins.
+pub(super) fn behind<'a>(store: &Store, listed: impl Iterator<Item = &'a Listed>) -> Vec<(Arc<Partition>, Offset)> {
+    let logs = listed.filter_map(|listed| {
+        let number = i32::try_from(listed.partition.number).ok()?;
+        let log = store.get(&listed.partition.topic, number)?;
+        (log.positions().kept < listed.first).then_some((log, listed.first))
+    });
+    logs.collect()
+}
+
+/// Lets logs begin where their master's do; a slave has no retention of its own and so is never ahead of it.
+pub(super) async fn run(behind: Vec<(Arc<Partition>, Offset)>) {
+    let trimmed = tokio::task::spawn_blocking(move || {
+        for (log, first) in behind {
+            // What it did and could not do is logged there, and what is left is tried again with the next list.
+            let _ = log.trim_to(first);
+        }
+    });
+    if let Err(error) = trimmed.await {
+        std::panic::resume_unwind(error.into_panic());
+    }
+}
