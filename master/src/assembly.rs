@@ -4,13 +4,16 @@ use anyhow::{Context, Result};
 use metaq_broker::Node;
 use metaq_config::{BrokerConfig, Live, address};
 use metaq_registry::{Embedded, Registry, Role, Wanted, WantedTopic};
-use metaq_store::{Store, StoreOptions};
+use metaq_txn::Coordinator;
+use metaq_store::{RulesFor, Store, StoreOptions};
 use metaq_types::TopicName;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::net::TcpListener;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::signal::unix::{Signal, SignalKind, signal};
 use tracing::{error, info, warn};
 
 /// As many descriptors as the system lets us have: connections and segment files each take one.
@@ -34,10 +37,35 @@ pub fn open_store(live: &Live) -> Result<Arc<Store>> {
     );
     let own: BTreeSet<_> = config.topics.values().map(|topic| topic.data_path.clone()).collect();
     options.extra_data_paths = own.into_iter().filter(|path| *path != config.system.data_path).collect();
+    options.journal_path = Some(metaq_broker::journal_path(&config));
     let store = Store::open(options)
         .with_context(|| format!("cannot open the data directory {}", config.system.data_path.display()))?;
     log_recovery(&store);
     Ok(Arc::new(store))
+}
+
+/// Finishes what the transaction journal says is decided, and begins to take transactions. Blocks while it reads; to be
+/// called when the reign has begun, since what it stores belongs to that, and before the gate is opened.
+pub fn open_transactions(live: &Live, store: &Arc<Store>) -> Result<Coordinator> {
+    let config = live.snapshot();
+    let rules_from = live.clone();
+    let rules: RulesFor = Arc::new(move |topic: &str| metaq_broker::rules_for(&rules_from.snapshot(), topic));
+    let settings = metaq_broker::transaction_settings(&config);
+    let (coordinator, recovered) = Coordinator::open(Arc::clone(store), settings, rules).context("opening the transactions")?;
+    for trouble in &recovered.trouble {
+        error!("transactions: {trouble}");
+    }
+    for completed in &recovered.completed {
+        warn!("transactions: committed before, stored now: {completed}");
+    }
+    info!(
+        prepared = recovered.prepared.len(),
+        rolled_back = recovered.rolled_back,
+        completed = recovered.completed.len(),
+        imported = recovered.imported,
+        "transaction journal read"
+    );
+    Ok(coordinator)
 }
 
 /// One line with the counts, and one for each partition that is not served.
@@ -120,25 +148,61 @@ pub fn log_configuration(config: &BrokerConfig, role: &str) {
     );
 }
 
+/// What people and supervisors send.
+/// To be made before anybody is told that the process runs: until then a signal ends it.
+pub struct Signals {
+    pub terminate: Signal,
+    pub interrupt: Signal,
+    pub hangup: Signal,
+}
+
+impl Signals {
+    pub fn new() -> Result<Signals> {
+        Ok(Signals {
+            terminate: signal(SignalKind::terminate())?,
+            interrupt: signal(SignalKind::interrupt())?,
+            hangup: signal(SignalKind::hangup())?,
+        })
+    }
+
+    /// Returns when the process is asked to end.
+    pub async fn stop(&mut self) {
+        tokio::select! {
+            _ = self.terminate.recv() => {}
+            _ = self.interrupt.recv() => {}
+        }
+    }
+}
+
 /// Whether something answers at a registered address, `meta://host:port`.
 pub async fn is_alive(uri: &str) -> bool {
     let address = uri.strip_prefix("meta://").unwrap_or(uri);
-    let connected = tokio::time::timeout(Duration::from_secs(3), tokio::net::TcpStream::connect(address)).await;
-    matches!(connected, Ok(Ok(_)))
+    let asked = async {
+        let mut stream = TcpStream::connect(address).await?;
+        stream.write_all(b"version 1\r\n").await?;
+        stream.read_u8().await
+    };
+    matches!(tokio::time::timeout(Duration::from_secs(3), asked).await, Ok(Ok(_)))
 }
 
 /// How long a stopping node waits for connections to take the answers they are owed.
 const DRAIN: Duration = Duration::from_secs(5);
 
 /// Unregister, let clients leave, answer what is owed, sync, mark the stop as clean.
-pub async fn stop(node: Node, store: &Arc<Store>, registry: Registry, sync_time: Duration) -> Result<()> {
+pub async fn stop(node: Node, store: &Arc<Store>, registry: Option<Registry>, sync_time: Duration) -> Result<()> {
     info!("stopping");
-    registry.close().await;
+    if let Some(registry) = &registry {
+        registry.withdraw().await;
+    }
     let deadline = tokio::time::Instant::now() + sync_time;
     while node.connections() > 0 && tokio::time::Instant::now() < deadline {
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
     node.stop(DRAIN).await;
+    // Only now: as long as we may acknowledge, no other master may begin to.
+    if let Some(registry) = registry {
+        registry.close().await;
+    }
     let store = Arc::clone(store);
     tokio::task::spawn_blocking(move || store.close()).await.context("closing the store")??;
     info!("stopped");

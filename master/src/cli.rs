@@ -1,5 +1,6 @@
 //! The command line that master and slave share, and the exit codes.
 
+use crate::reign::Consent;
 use clap::{Args, ValueEnum};
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -28,9 +29,23 @@ pub struct CommonArgs {
     #[arg(long, env = "METAQ_LOCAL")]
     pub local: bool,
 
+    /// Reign although another node reigned last that this data does not know: what was stored there is lost
+    #[arg(long)]
+    pub accept_loss: bool,
+
+    /// Reign although ranges are missing inside the logs
+    #[arg(long)]
+    pub accept_gap: bool,
+
     /// How log lines are written to standard error
     #[arg(long, value_enum, env = "METAQ_LOG_FORMAT", default_value_t = LogFormat::Text)]
     pub log_format: LogFormat,
+}
+
+impl CommonArgs {
+    pub fn consent(&self) -> Consent {
+        Consent { loss: self.accept_loss, gap: self.accept_gap }
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, ValueEnum)]

@@ -8,11 +8,13 @@
 
 pub mod assembly;
 pub mod cli;
+mod reign;
 mod reload;
 mod retention;
 mod run;
 pub mod secure;
 
+pub use reign::Consent;
 pub use reload::reload;
 pub use retention::Retention;
 pub use run::run;

@@ -1,16 +1,19 @@
-use crate::assembly;
+use crate::assembly::{self, Signals};
 use crate::cli::{CommonArgs, report_config, start_logging};
+use crate::reign::{self, Consent};
 use crate::reload::reload;
-use crate::secure;
 use crate::retention::Retention;
+use crate::secure;
 use anyhow::{Context, Result, bail};
-use metaq_broker::{Node, NodeOptions, NodeRole};
+use metaq_broker::{Node, NodeOptions, NodeRole, Successor};
 use metaq_config::{BrokerConfig, Live};
+use metaq_registry::fence::{Fence, look};
 use metaq_registry::{Registry, Role, State};
 use metaq_store::Store;
 use std::process::ExitCode;
 use std::sync::Arc;
-use tokio::signal::unix::{SignalKind, signal};
+use std::time::Duration;
+use tokio_util::task::AbortOnDropHandle;
 use tracing::{error, info, warn};
 
 /// A master from its command line to its exit code.
@@ -30,7 +33,7 @@ pub fn run(args: &CommonArgs) -> ExitCode {
             return ExitCode::FAILURE;
         }
     };
-    match runtime.block_on(serve(config, args.local)) {
+    match runtime.block_on(serve(config, args.local, args.consent())) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             error!("{error:#}");
@@ -39,7 +42,7 @@ pub fn run(args: &CommonArgs) -> ExitCode {
     }
 }
 
-async fn serve(config: BrokerConfig, local: bool) -> Result<()> {
+async fn serve(config: BrokerConfig, local: bool, consent: Consent) -> Result<()> {
     assembly::raise_descriptor_limit();
     assembly::log_configuration(&config, "master");
     let live = Live::new(config);
@@ -49,6 +52,9 @@ async fn serve(config: BrokerConfig, local: bool) -> Result<()> {
         let live = live.clone();
         tokio::task::spawn_blocking(move || assembly::open_store(&live)).await.context("opening the store")??
     };
+    let promotion = reign::measure_promotion(&store, &config.system.data_path)?;
+    let promoted = promotion.is_some();
+    reign::check_gaps(&store, consent)?;
     let _embedded = if local { Some(assembly::start_embedded(&config)?) } else { None };
 
     // Clients that see the registration connect at once: listen first (client-behaviour, "2.1").
@@ -59,20 +65,37 @@ async fn serve(config: BrokerConfig, local: bool) -> Result<()> {
         role: NodeRole::Master,
         uri: uri.clone(),
         listener,
-        epoch: 0,
+        fenced_by_greeting: !config.zookeeper.enable,
     })?;
     secure::serve(&node, &config, identity.as_ref())?;
-    let registry = Registry::start(&config.zookeeper, assembly::wanted(&config, &store, Role::Master, &uri));
-    info!(uri, "serving as master");
+    let mut signals = Signals::new()?;
+    let wanted = assembly::wanted(&config, &store, Role::Master, &uri);
+    let registry = if config.zookeeper.enable {
+        info!(uri, "serving reads; messages are accepted once ZooKeeper confirms the reign");
+        let fence = tokio::select! {
+            fence = reign::take_fence(&config, &store, &uri, consent) => fence?,
+            () = signals.stop() => return assembly::stop(node, &store, None, Duration::ZERO).await,
+        };
+        reign::begin(&store, fence.epoch, &config.system.data_path, promoted).await?;
+        Registry::reign(&config.zookeeper, wanted, fence)
+    } else {
+        reign::begin(&store, reign::next_epoch(&store), &config.system.data_path, promoted).await?;
+        node.gate().open(None);
+        Registry::start(&config.zookeeper, wanted)
+    };
+    info!(uri, epoch = %store.epoch(), "serving as master");
+    let predecessor = promotion.filter(|_| !config.zookeeper.enable).map(|promotion| promotion.master);
+    let _telling =
+        predecessor.map(|uri| AbortOnDropHandle::new(tokio::spawn(reign::tell_predecessor(uri, Arc::clone(&store)))));
 
     let retention = Retention::start(&live, &store);
-    let outcome = until_stopped(&live, &node, &store, &registry, &uri, &retention).await;
+    let outcome = until_stopped(&live, &node, &store, &registry, &uri, &retention, &mut signals).await;
     drop(retention);
-    assembly::stop(node, &store, registry, config.zookeeper.sync_time).await?;
+    assembly::stop(node, &store, Some(registry), config.zookeeper.sync_time).await?;
     outcome
 }
 
-/// Follows signals and the store's partitions until the node has to stop.
+/// Follows signals, the lease and the store's partitions until the node has to stop.
 async fn until_stopped(
     live: &Live,
     node: &Node,
@@ -80,48 +103,65 @@ async fn until_stopped(
     registry: &Registry,
     uri: &str,
     retention: &Retention,
+    signals: &mut Signals,
 ) -> Result<()> {
-    let mut terminate = signal(SignalKind::terminate())?;
-    let mut interrupt = signal(SignalKind::interrupt())?;
-    let mut hangup = signal(SignalKind::hangup())?;
-    let mut state = registry.state();
+    let (mut lease, mut state, mut successor) = (registry.lease(), registry.state(), node.gate().successor());
+    let mut accepting = false;
     let mut generation = store.catalog_generation();
+    let want = || registry.want(assembly::wanted(&live.snapshot(), store, Role::Master, uri));
     loop {
         tokio::select! {
-            _ = terminate.recv() => return Ok(()),
-            _ = interrupt.recv() => return Ok(()),
-            _ = hangup.recv() => {
+            _ = signals.terminate.recv() => return Ok(()),
+            _ = signals.interrupt.recv() => return Ok(()),
+            _ = signals.hangup.recv() => {
                 if reload(live, node) {
                     retention.reloaded();
-                    registry.want(assembly::wanted(&live.snapshot(), store, Role::Master, uri));
+                    want();
                 }
             }
             // A topic made by a pattern's first put has to be found by consumers.
             grown = store.catalog_beyond(generation) => {
                 generation = grown;
-                registry.want(assembly::wanted(&live.snapshot(), store, Role::Master, uri));
+                want();
             }
-            changed = state.changed() => {
-                if changed.is_err() {
-                    continue;
-                }
+            Ok(()) = lease.changed() => {
+                reign::follow_lease(node, &lease.borrow_and_update().clone(), &mut accepting);
+            }
+            Ok(()) = successor.changed() => {
+                let successor = successor.borrow_and_update().clone();
+                bail!("{}", over(successor.as_ref(), store));
+            }
+            Ok(()) = state.changed() => {
                 let conflict = match &*state.borrow_and_update() {
                     State::Conflict { holder, .. } => Some(holder.clone()),
                     _ => None,
                 };
                 if let Some(holder) = conflict {
-                    refuse_a_living_holder(&holder, uri).await?;
+                    refuse_a_living_holder(&live.snapshot(), &holder, uri, store).await?;
                 }
             }
         }
     }
 }
 
+/// The last words of a master whose reign is over.
+fn over(successor: Option<&Successor>, store: &Store) -> String {
+    let (epoch, uri) = successor.map_or((store.epoch(), ""), |s| (s.epoch, s.uri.as_str()));
+    format!(
+        "another master has begun to reign in epoch {epoch} {uri}: nothing is acknowledged here any more; start this node \
+         as its slave with 'metaq-slave --slave-id N'"
+    )
+}
+
 /// Another address stands in our place in the registry. A dead one goes with its session; a living one is a second
 /// master with our id, and two of them would split the messages between them.
-async fn refuse_a_living_holder(holder: &str, uri: &str) -> Result<()> {
+async fn refuse_a_living_holder(config: &BrokerConfig, holder: &str, uri: &str, store: &Store) -> Result<()> {
     if holder == uri {
         return Ok(());
+    }
+    let fence = look(&config.zookeeper, config.system.broker_id).await.ok().and_then(|standing| standing.fence);
+    if let Some(Fence { epoch, node, uri, .. }) = fence.filter(|fence| fence.node != store.node_id()) {
+        bail!("{}", over(Some(&Successor { epoch, node, uri }), store));
     }
     if assembly::is_alive(holder).await {
         bail!(

@@ -19,6 +19,11 @@ pub struct Args {
     #[arg(long, value_name = "FILE", env = "METAQ_SLAVE_CONFIG", default_value = "conf/async_slave.properties")]
     pub slave_config: PathBuf,
 
+    /// Where the master has less than it once gave this slave (it was restored from an older copy): set that aside, cut it
+    /// and go on; without this such partitions are left as they are and not copied
+    #[arg(long)]
+    pub accept_divergence: bool,
+
     /// Copy this master, whatever the registry says; needed where zk.zkEnable is false
     #[arg(long, value_name = "HOST:PORT", env = "METAQ_MASTER")]
     pub master: Option<String>,

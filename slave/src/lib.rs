@@ -1,14 +1,12 @@
 //! The slave: a broker that copies the master of its broker id and serves reads.
 //!
 //! [`run`] is the whole life of `metaq-slave`. With a slave id it is a read-only node with a link to the master (`serve`);
-//! without one it is a promotion: what may be lost is measured and said (`promote`), then the master's library runs on
-//! the same data.
+//! without one it is a promotion: the master's library runs on the same data, and says first what may be lost.
 //!
 //! It uses the master's steps for all that both do alike. Must never know: how bytes are stored, sent or fetched.
 
 mod args;
 mod config_sync;
-mod promote;
 mod serve;
 
 pub use args::Args;
@@ -21,13 +19,7 @@ use tracing::error;
 
 /// A slave, or a promotion, from its command line to its exit code.
 pub fn run(args: &Args) -> ExitCode {
-    let Some(slave_id) = args.slave_id else {
-        if !args.common.check_config {
-            start_logging(args.common.log_format);
-            promote::measure(&args.common.config);
-        }
-        return metaq_master::run(&args.common);
-    };
+    let Some(slave_id) = args.slave_id else { return metaq_master::run(&args.common) };
     let config = BrokerConfig::load(&args.common.config);
     let slave = slave_config(args, slave_id);
     if args.common.check_config {

@@ -4,12 +4,12 @@ use anyhow::{Context, Result, bail};
 use metaq_broker::{Node, NodeOptions, NodeRole, rules_for};
 use metaq_config::{BrokerConfig, Live, SlaveConfig};
 use metaq_link::driver::{Link, LinkOptions, LinkTransport};
+use metaq_master::assembly::Signals;
 use metaq_master::{assembly, reload, secure};
 use metaq_registry::{MasterAt, Registry, Role, State};
 use metaq_store::Store;
 use metaq_types::SlaveId;
 use std::sync::Arc;
-use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 use tracing::info;
 
@@ -28,19 +28,20 @@ pub(crate) async fn serve(config: BrokerConfig, slave_id: SlaveId, slave: SlaveC
         let live = live.clone();
         tokio::task::spawn_blocking(move || assembly::open_store(&live)).await.context("opening the store")??
     };
+    let mut signals = Signals::new()?;
     let _embedded = if args.common.local { Some(assembly::start_embedded(&config)?) } else { None };
 
     let (listener, uri) = assembly::listen(&config).await?;
     let transport = secure::link_transport(&config, identity.as_ref());
     let follows_config = slave.auto_sync_master_config;
-    let link = start_link(&live, transport, &store, slave_id, slave, master.clone());
+    let link = start_link(&live, transport, &store, slave_id, slave, args.accept_divergence, master.clone());
     let node = Node::start(NodeOptions {
         config: live.clone(),
         store: Arc::clone(&store),
         role: NodeRole::Slave { slave_id, master, progress: link.status_source() },
         uri: uri.clone(),
         listener,
-        epoch: 0,
+        fenced_by_greeting: false,
     })?;
     secure::serve(&node, &config, identity.as_ref())?;
     let wanted = assembly::wanted(&config, &store, Role::Slave(slave_id), &uri);
@@ -54,9 +55,9 @@ pub(crate) async fn serve(config: BrokerConfig, slave_id: SlaveId, slave: SlaveC
     let slave = Slave { live, node, store, registry, config_sync, slave_id, uri };
     // A master named on the command line stays the one; its sender only has to live as long as the link looks at it.
     let looked_up = args.master.is_none().then_some(&master_sender);
-    let outcome = slave.until_stopped(looked_up).await;
+    let outcome = slave.until_stopped(looked_up, &mut signals).await;
     link.close().await;
-    assembly::stop(slave.node, &slave.store, slave.registry, config.zookeeper.sync_time).await?;
+    assembly::stop(slave.node, &slave.store, Some(slave.registry), config.zookeeper.sync_time).await?;
     outcome
 }
 
@@ -71,6 +72,7 @@ fn start_link(
     store: &Arc<Store>,
     slave_id: SlaveId,
     slave: SlaveConfig,
+    accept_divergence: bool,
     master: watch::Receiver<Option<String>>,
 ) -> Link {
     let rules_from = live.clone();
@@ -78,6 +80,7 @@ fn start_link(
         slave_id,
         group: slave.slave_group,
         delay_max: slave.slave_max_delay,
+        accept_divergence,
         store: Arc::clone(store),
         transport,
         rules: Arc::new(move |id| rules_for(&rules_from.current(), &id.topic)),
@@ -100,18 +103,15 @@ struct Slave {
 impl Slave {
     /// Follows signals, the registry and the store's partitions until the node has to stop. `master` is told where the
     /// registry has the master; without it the command line has named one.
-    async fn until_stopped(&self, master: Option<&watch::Sender<Option<String>>>) -> Result<()> {
-        let mut terminate = signal(SignalKind::terminate())?;
-        let mut interrupt = signal(SignalKind::interrupt())?;
-        let mut hangup = signal(SignalKind::hangup())?;
+    async fn until_stopped(&self, master: Option<&watch::Sender<Option<String>>>, signals: &mut Signals) -> Result<()> {
         let mut state = self.registry.state();
         let mut registered_master = self.registry.master();
         let mut generation = self.store.catalog_generation();
         loop {
             tokio::select! {
-                _ = terminate.recv() => return Ok(()),
-                _ = interrupt.recv() => return Ok(()),
-                _ = hangup.recv() => {
+                _ = signals.terminate.recv() => return Ok(()),
+                _ = signals.interrupt.recv() => return Ok(()),
+                _ = signals.hangup.recv() => {
                     if reload(&self.live, &self.node) {
                         self.publish();
                     }

@@ -6,6 +6,7 @@ use crate::node::Shared;
 use crate::outbound::{Outbound, malformed};
 use crate::secure::PeerNode;
 use bytes::{Bytes, BytesMut};
+use metaq_txn::SessionId;
 use metaq_types::{Opaque, SlaveId, Status};
 use metaq_wire::{Decoded, Request, Text};
 use std::net::SocketAddr;
@@ -42,6 +43,8 @@ pub(crate) struct Conversation {
     pub(crate) replica: Option<SlaveId>,
     /// The greeting was said here, not on another stream.
     greeted: bool,
+    /// What local transactions are bound to.
+    pub(crate) session: SessionId,
     /// A refused message whose body is being thrown away.
     refused: Option<Refused>,
 }
@@ -68,9 +71,11 @@ impl Conversation {
             Arc::clone(&node.uri),
             Arc::clone(&node.admission.in_flight),
             Arc::clone(&node.counters),
+            Arc::clone(&node.gate),
         ));
         let replica = peer.node.as_ref().and_then(|node| node.replica());
-        Conversation { node, outbound, peer, replica, greeted: false, refused: None }
+        let session = node.transactions.next_session();
+        Conversation { node, outbound, peer, replica, greeted: false, session, refused: None }
     }
 
     pub(crate) fn outbound(&self) -> &Arc<Outbound> {
@@ -138,6 +143,7 @@ impl Conversation {
     /// The connection is over: nothing is owed any more, and a replica counts as gone.
     pub(crate) fn end(&mut self) {
         self.outbound.shut();
+        self.node.transactions.session_ended(self.session);
         if let Some(slave) = self.replica.take().filter(|_| self.greeted) {
             self.node.replicas.lock().on_disconnect(slave, Instant::now());
             if let Some(node) = &self.peer.node {

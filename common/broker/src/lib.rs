@@ -15,6 +15,7 @@
 mod admission;
 mod answer;
 mod dispatch;
+mod gate;
 mod handlers;
 mod metrics;
 mod node;
@@ -23,8 +24,10 @@ mod realtime;
 mod secure;
 mod session;
 mod topics;
+mod transactions;
 mod transport;
 mod view;
 
+pub use gate::{Gate, Successor};
 pub use metrics::Counters;
-pub use node::{Node, NodeOptions, NodeRole, rules_for};
+pub use node::{Node, NodeOptions, NodeRole, journal_path, rules_for, transaction_settings};

@@ -11,6 +11,10 @@ pub struct Counters {
     get_miss: AtomicU64,
     put_failed: AtomicU64,
     malformed: AtomicU64,
+    begin: AtomicU64,
+    xa_begin: AtomicU64,
+    commit: AtomicU64,
+    rollback: AtomicU64,
 }
 
 macro_rules! counters {
@@ -43,4 +47,12 @@ counters! {
     put_failed, puts_failed;
     /// Requests that could not be read; each ended its connection.
     malformed, malformed_requests;
+    /// Every BEGIN, repeated ones too.
+    begin, begins;
+    /// The same of XA branches.
+    xa_begin, xa_begins;
+    /// Every request to commit, on entry.
+    commit, commits;
+    /// Every request to roll back, on entry.
+    rollback, rollbacks;
 }

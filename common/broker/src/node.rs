@@ -2,29 +2,35 @@
 
 use crate::admission::Admission;
 use crate::answer::{Answer, failed};
+use crate::dispatch::Peer;
+use crate::gate::Gate;
 use crate::metrics::Counters;
 use crate::outbound::Outbound;
 use crate::realtime::Period;
-use crate::dispatch::Peer;
 use crate::secure::Door;
 use crate::session::{Activity, Session};
-use crate::transport::{Buffers, Transport};
 use crate::topics::Topics;
+use crate::transactions::Transactions;
+use crate::transport::{Buffers, Transport};
 use crate::view;
 use bytes::BytesMut;
-use metaq_config::{BrokerConfig, DeleteAction, DeletePolicy, Live, Topic};
+use metaq_config::{BrokerConfig, DeleteAction, DeletePolicy, FlushTxLog, Live, Topic};
 use metaq_link::driver::StatusSource;
+use metaq_link::replicas::{Replicas, write_stats};
 use metaq_net::certs::Identity;
 use metaq_net::refusals::Refusals;
-use metaq_link::replicas::{Replicas, write_stats};
 use metaq_store::{Disposal, Flush, PartitionRules, Retention, Store};
-use metaq_types::limits::{CONNECTION_IDLE_MAX, CONNECTIONS_MAX, MESSAGE_BYTES_MAX, RECORD_HEADER_BYTES};
-use metaq_types::{BrokerId, Opaque, PartitionId, SlaveId, Status};
+use metaq_txn::Coordinator;
+use metaq_types::limits::{
+    CONNECTION_IDLE_MAX, CONNECTIONS_MAX, JOURNAL_SEGMENT_BYTES, MESSAGE_BYTES_MAX, RECORD_HEADER_BYTES,
+};
+use metaq_types::{BrokerId, JOURNAL_TOPIC, Opaque, PartitionId, SlaveId, Status};
 use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::net::SocketAddr;
-use std::sync::{Arc, OnceLock};
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
@@ -34,6 +40,9 @@ use tracing::{info, warn};
 
 /// What `version` answers and `stats` shows; one word, since a greeting's words follow it.
 pub(crate) const VERSION: &str = concat!("metaq-", env!("CARGO_PKG_VERSION"));
+
+/// Why a master takes no messages before its reign is confirmed.
+const STARTING: &str = "the master is starting and not confirmed by ZooKeeper yet; try again";
 
 /// How often idle connections, disk room and the age of the rates are looked at.
 const HOUSEKEEPING: Duration = Duration::from_secs(1);
@@ -60,8 +69,8 @@ pub struct NodeOptions {
     pub uri: String,
     /// Already listening; connections wait in its backlog until the node is up.
     pub listener: TcpListener,
-    /// The reign this node serves in; 0 until lineages exist.
-    pub epoch: u64,
+    /// Whether a greeting with a newer reign ends this one: where no registry keeps two masters apart.
+    pub fenced_by_greeting: bool,
 }
 
 /// What all connections share.
@@ -72,9 +81,11 @@ pub(crate) struct Shared {
     pub(crate) uri: Arc<str>,
     pub(crate) port: u16,
     pub(crate) broker_id: BrokerId,
-    pub(crate) epoch: u64,
+    pub(crate) gate: Arc<Gate>,
+    pub(crate) fenced_by_greeting: bool,
     pub(crate) topics: Topics,
     pub(crate) counters: Arc<Counters>,
+    pub(crate) transactions: Transactions,
     pub(crate) period: Period,
     pub(crate) admission: Arc<Admission>,
     pub(crate) replicas: Mutex<Replicas>,
@@ -121,8 +132,10 @@ impl Node {
             role: options.role,
             uri: options.uri.into(),
             port: address.port(),
-            epoch: options.epoch,
+            gate: Arc::new(Gate::shut(STARTING)),
+            fenced_by_greeting: options.fenced_by_greeting,
             counters: Arc::default(),
+            transactions: Transactions::default(),
             period: Period::begin(Instant::now()),
             admission: Arc::default(),
             replicas: Mutex::default(),
@@ -139,6 +152,23 @@ impl Node {
         tasks.spawn(accept(options.listener, Arc::clone(&shared), accepting.clone(), tasks.clone()));
         tasks.spawn(housekeeping(Arc::clone(&shared)));
         Ok(Node { shared, address, accepting, tasks })
+    }
+
+    /// Whether it acknowledges messages: shut until somebody opens it.
+    pub fn gate(&self) -> &Arc<Gate> {
+        &self.shared.gate
+    }
+
+    /// Takes transactions from now on; to be called before the gate is opened first.
+    pub fn begin_transactions(&self, coordinator: Coordinator) {
+        self.shared.transactions.begin(coordinator);
+    }
+
+    /// Waits until no commit or rollback is in motion any more; for the end, after [`Node::stop`].
+    pub(crate) async fn end_transactions(shared: &Shared, patience: Duration) {
+        if let Some(coordinator) = shared.transactions.get() {
+            coordinator.close(patience).await;
+        }
     }
 
     /// Where it listens.
@@ -200,6 +230,7 @@ impl Node {
         if tokio::time::timeout(patience, self.tasks.wait()).await.is_err() {
             warn!(connections = self.connections(), "connections did not end in time and are cut");
         }
+        Node::end_transactions(&self.shared, patience).await;
     }
 }
 
@@ -290,9 +321,41 @@ fn retention(policy: &DeletePolicy) -> Retention {
 /// The rules for a topic's name by a configuration: its section, a pattern's, else the system's defaults, so that
 /// partitions of topics no longer configured stay readable.
 pub fn rules_for(config: &BrokerConfig, topic: &str) -> PartitionRules {
+    if topic == JOURNAL_TOPIC {
+        return journal_rules(config);
+    }
     match config.topic(topic) {
         Some(topic) => partition_rules(topic),
         None => partition_rules(&config.system.topic_defaults()),
+    }
+}
+
+/// Where the transaction journal lies: below `dataLogPath`, in a directory the original passes over.
+pub fn journal_path(config: &BrokerConfig) -> PathBuf {
+    config.system.data_log_path.join(".metaq").join("journal")
+}
+
+/// Entries are written before they are answered; those that decide something ask for a sync of their own. Everything is
+/// synced once a second at the latest.
+fn journal_rules(config: &BrokerConfig) -> PartitionRules {
+    PartitionRules {
+        flush: Flush { threshold: u32::MAX, interval: Duration::from_secs(1) },
+        segment_bytes_max: JOURNAL_SEGMENT_BYTES,
+        retention: Retention::FOREVER,
+        data_path: journal_path(config),
+    }
+}
+
+/// What a configuration says about transactions.
+pub fn transaction_settings(config: &BrokerConfig) -> metaq_txn::Settings {
+    let system = &config.system;
+    metaq_txn::Settings {
+        synced: system.flush_tx_log_at_commit == FlushTxLog::BeforeAnswer,
+        timeout_max: system.max_tx_timeout,
+        timers_max: system.max_tx_timeout_timer_capacity,
+        checkpoints_max: system.max_checkpoints,
+        checkpoint_interval: system.checkpoint_interval,
+        original_journal: system.data_log_path.join("transactions"),
     }
 }
 

@@ -1,6 +1,8 @@
 //! The answers of one connection: slots in the order of the requests, filled in any order, sent in that order.
 
 use crate::answer::{Answer, append_failure, failed};
+use crate::gate::Gate;
+use crate::metrics::Counters;
 use bytes::BytesMut;
 use metaq_store::{AckSink, AppendError, Appended, Slice};
 use metaq_types::{Opaque, Status};
@@ -56,14 +58,20 @@ pub(crate) struct Outbound {
     uri: Arc<str>,
     /// Bytes of puts accepted and unanswered, over all connections (`admission.rs`).
     in_flight: Arc<AtomicUsize>,
-    failures: Arc<crate::metrics::Counters>,
+    failures: Arc<Counters>,
+    gate: Arc<Gate>,
 }
 
 impl Outbound {
-    pub(crate) fn new(uri: Arc<str>, in_flight: Arc<AtomicUsize>, failures: Arc<crate::metrics::Counters>) -> Outbound {
+    pub(crate) fn new(
+        uri: Arc<str>,
+        in_flight: Arc<AtomicUsize>,
+        failures: Arc<Counters>,
+        gate: Arc<Gate>,
+    ) -> Outbound {
         let queue =
             Queue { first: 0, slots: VecDeque::new(), ready: VecDeque::new(), parked: 0, waker: None, closed: false };
-        Outbound { queue: Mutex::new(queue), uri, in_flight, failures }
+        Outbound { queue: Mutex::new(queue), uri, in_flight, failures, gate }
     }
 
     /// Answers the request just read.
@@ -82,6 +90,24 @@ impl Outbound {
         let mut queue = self.queue.lock();
         queue.slots.push_back(Slot::Waiting(Owed { opaque, topic, partition, bytes }));
         queue.first + queue.slots.len() as u64 - 1
+    }
+
+    /// Keeps the place of an answer that [`Outbound::fill`] brings.
+    pub(crate) fn owe_answer(&self, opaque: Opaque) -> u64 {
+        self.owe(opaque, Text::default(), 0, 0)
+    }
+
+    /// Brings an answer that was owed.
+    pub(crate) fn fill(&self, ticket: u64, answer: Answer) {
+        let mut queue = self.queue.lock();
+        let index = (ticket - queue.first) as usize;
+        let Some(Slot::Waiting(owed)) = queue.slots.get(index) else { return };
+        let opaque = owed.opaque;
+        self.in_flight.fetch_sub(owed.bytes, Ordering::Relaxed);
+        queue.slots[index] = Slot::Filled(opaque, answer);
+        if index == 0 {
+            queue.release();
+        }
     }
 
     /// Close when everything owed so far is sent.
@@ -174,6 +200,11 @@ impl AckSink for Outbound {
         };
         let opaque = owed.opaque;
         self.in_flight.fetch_sub(owed.bytes, Ordering::Relaxed);
+        // What is in the log is not enough: a master that may have been replaced meanwhile promises nothing.
+        let outcome = outcome.and_then(|stored| match self.gate.is_open() {
+            true => Ok(stored),
+            false => Err(AppendError::Unknown(self.gate.reason())),
+        });
         let answer = match outcome {
             Ok(stored) => Answer::Stored(stored),
             Err(error) => {

@@ -2,7 +2,7 @@
 
 use crate::realtime::{Kind, TopicRates};
 use metaq_config::{BrokerConfig, Topic};
-use metaq_types::TopicName;
+use metaq_types::{JOURNAL_TOPIC, TopicName};
 use parking_lot::RwLock;
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -92,6 +92,9 @@ impl Topics {
     pub(crate) fn get_or_admit(&self, name: &str) -> Option<Arc<TopicState>> {
         if let Some(state) = self.get(name) {
             return Some(state);
+        }
+        if name == JOURNAL_TOPIC {
+            return None;
         }
         let mut states = self.states.write();
         let settings = states.config.topic(name).cloned()?;

@@ -3,6 +3,7 @@
 use crate::node::{NodeRole, Shared, VERSION};
 use crate::realtime::Kind;
 use crate::topics::TopicState;
+use metaq_net::refusals::Reason;
 use metaq_store::Partition;
 use metaq_types::TopicName;
 use std::collections::BTreeMap;
@@ -48,10 +49,13 @@ pub(crate) fn stats(node: &Shared, item: &str) -> String {
         "topics" => topics(node, &mut out),
         "offsets" => offsets(node, &mut out),
         "realtime" => realtime(node, &mut out),
+        "transactions" => node.transactions.write_stats(&mut out),
         "replicas" => out.push_str(&node.replica_lines()),
+        "lineage" => lineage(node, &mut out),
         "replication" if let NodeRole::Slave { progress, .. } = &node.role => {
             out.push_str(&metaq_link::progress::write_stats(&progress()));
         }
+        "transport" => transport(node, &mut out),
         "reset" => {
             reset(node);
             out.push_str("reset ok\r\n");
@@ -60,6 +64,20 @@ pub(crate) fn stats(node: &Shared, item: &str) -> String {
     }
     out.push_str("END\r\n");
     out
+}
+
+/// The reigns this node remembers, for a slave that joins.
+fn lineage(node: &Shared, out: &mut String) {
+    // An error is no lineage, and whoever reads it must not take it for an empty one.
+    let text = node.store.lineage().map_or_else(|error| format!("ERROR {error}\n"), |lineage| lineage.to_string());
+    out.push_str(&text.replace('\n', "\r\n"));
+}
+
+/// Who was not let in, by reason.
+fn transport(node: &Shared, out: &mut String) {
+    for reason in Reason::ALL {
+        let _ = write!(out, "refused_handshakes {} {}\r\n", reason.label(), node.refusals.count(reason));
+    }
 }
 
 const HELP: &str = "*EMPTY* Returns broker info.\r\n\
@@ -84,10 +102,10 @@ fn broker(node: &Shared, out: &mut String) {
         ("cmd_put", counters.puts().to_string()),
         ("cmd_get", counters.gets().to_string()),
         ("cmd_offset", counters.offsets().to_string()),
-        ("tx_begin", "0".to_owned()),
-        ("tx_xa_begin", "0".to_owned()),
-        ("tx_commit", "0".to_owned()),
-        ("tx_rollback", "0".to_owned()),
+        ("tx_begin", counters.begins().to_string()),
+        ("tx_xa_begin", counters.xa_begins().to_string()),
+        ("tx_commit", counters.commits().to_string()),
+        ("tx_rollback", counters.rollbacks().to_string()),
         ("get_miss", counters.get_misses().to_string()),
         ("put_failed", counters.puts_failed().to_string()),
         ("total_messages", held.values().map(|h| h.messages).sum::<u64>().to_string()),
@@ -125,9 +143,22 @@ fn topics(node: &Shared, out: &mut String) {
     }
 }
 
+/// The same for a replica, which copies the transaction journal as well, and first.
+pub(crate) fn replica_offsets(node: &Shared) -> String {
+    let mut out = String::from("STATS\r\n");
+    write_offsets(node.store.journal(), &mut out);
+    offsets(node, &mut out);
+    out.push_str("END\r\n");
+    out
+}
+
 fn offsets(node: &Shared, out: &mut String) {
     let mut partitions = node.store.partitions();
     partitions.sort_by(|a, b| a.id().cmp(b.id()));
+    write_offsets(partitions, out);
+}
+
+fn write_offsets(partitions: impl IntoIterator<Item = Arc<Partition>>, out: &mut String) {
     for partition in partitions {
         let positions = partition.positions();
         let _ = write!(

@@ -11,11 +11,12 @@
 mod append;
 mod board;
 mod follow;
+mod join;
 mod lane;
 mod recorder;
 mod session;
-mod trim;
 mod transport;
+mod trim;
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -50,6 +51,8 @@ pub struct LinkOptions {
     pub transport: LinkTransport,
     /// The rules for a partition's log by the configuration of this moment.
     pub rules: Arc<dyn Fn(&PartitionId) -> PartitionRules + Send + Sync>,
+    /// Set aside and cut also what this slave was given and the master no longer has.
+    pub accept_divergence: bool,
     /// Where the master is (`meta://host:port`), while that is known.
     pub master: watch::Receiver<Option<String>>,
     /// Where the record for a promotion is kept; see [`crate::promotion`].

@@ -15,3 +15,4 @@ pub mod progress;
 pub mod promotion;
 pub mod pull;
 pub mod replicas;
+pub mod verdict;

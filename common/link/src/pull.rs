@@ -3,15 +3,21 @@
 //! The driver asks [`Pull::next_get`], sends that get, hands the answer to [`Pull::on_answer`] and does the [`Step`] it
 //! gets back. The position is the end of the slave's own log. Bytes are appended only where that log ends and only after
 //! every record in them was checked; whatever does not fit stops this partition with a [`Stop`] that says what to do.
-//! There is no way back and no way to skip: neither a bad record nor a gap can make the log grow wrongly.
+//! There is no way back; only what the master no longer has is stepped over, from segment to segment.
 
-use std::fmt;
+mod check;
+mod stop;
+
 use std::time::Duration;
 
 use bytes::Bytes;
 use metaq_types::Offset;
-use metaq_types::limits::{RECORD_HEADER_BYTES, TRANSFER_BYTES_MAX};
-use metaq_wire::{RecordHeader, Records, ValueExtra};
+use metaq_types::limits::TRANSFER_BYTES_MAX;
+use metaq_wire::ValueExtra;
+
+pub use stop::Stop;
+
+use check::{Rest, check};
 
 /// Bad answers in a row to one get before the partition stops.
 pub const FAULTS_MAX: u32 = 6;
@@ -26,6 +32,10 @@ pub struct Pull {
     stop: Option<Stop>,
     /// What keeps it from going on at the moment, when that is not the master's silence.
     trouble: Option<String>,
+    /// The master's log goes on there, above our end: looked at before anything is stepped over.
+    across: Option<Offset>,
+    /// What our log lacks inside, from where to where.
+    gaps: Vec<(Offset, Offset)>,
     /// The furthest end of the master this slave has heard of.
     master_end: Option<Offset>,
     /// Bytes came without word of the master's end: more may wait.
@@ -45,21 +55,6 @@ pub enum Log {
     Absent { from: Offset },
     /// A log with its first and its next offset.
     Present { first: Offset, end: Offset },
-}
-
-/// Why a partition is no longer copied. It is looked at again when the link next connects.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Stop {
-    /// The master no longer has what this slave needs next.
-    Gap { own_end: Offset, master_first: Offset },
-    /// The slave's log goes on where the master's ends.
-    Diverged { own_end: Offset, master_end: Offset },
-    /// The master delivers a record that fails its checks, again and again.
-    Corrupt { at: Offset, reason: String },
-    /// The record is larger than what the master hands out at once.
-    TooLarge { at: Offset, record_bytes: u32, delivered_bytes: u32 },
-    /// The slave cannot store it.
-    Local { at: Offset, reason: String },
 }
 
 /// The next get of a partition.
@@ -102,6 +97,9 @@ pub enum Step {
     Pause(Duration),
     /// Create the empty log, which begins at `first`; then [`Pull::on_created`].
     Create { first: Offset },
+    /// Let the log go on at `to`, where a segment of the master begins, although it ends before; then
+    /// [`Pull::on_stepped_over`].
+    StepOver { to: Offset },
     /// Append these checked, whole records (creating the log at `at` when it is absent), then [`Pull::on_appended`].
     /// `segment` is the start of the master's segment they lie in, where the master says it.
     Append { at: Offset, segment: Option<Offset>, bytes: Bytes },
@@ -111,7 +109,18 @@ pub enum Step {
 
 impl Pull {
     pub fn new(log: Log) -> Pull {
-        Pull { log, stop: None, trouble: None, master_end: None, more: false, needed_bytes: None, faults: 0, misses: 0 }
+        Pull {
+            log,
+            stop: None,
+            trouble: None,
+            across: None,
+            gaps: Vec::new(),
+            master_end: None,
+            more: false,
+            needed_bytes: None,
+            faults: 0,
+            misses: 0,
+        }
     }
 
     pub fn log(&self) -> Log {
@@ -122,7 +131,7 @@ impl Pull {
     pub fn position(&self) -> Offset {
         match self.log {
             Log::Absent { from } => from,
-            Log::Present { end, .. } => end,
+            Log::Present { end, .. } => self.across.unwrap_or(end),
         }
     }
 
@@ -130,9 +139,19 @@ impl Pull {
         self.stop.as_ref()
     }
 
+    /// The partition is not to be followed, for a reason found elsewhere.
+    pub fn hold(&mut self, stop: Stop, master_end: Option<Offset>) {
+        self.master_end = self.master_end.max(master_end);
+        self.stop = Some(stop);
+    }
+
     /// For a person: why it has stopped, or what it is waiting for out of the ordinary.
     pub fn note(&self) -> Option<String> {
-        self.stop.as_ref().map(ToString::to_string).or_else(|| self.trouble.clone())
+        let gaps = || {
+            let ranges: Vec<String> = self.gaps.iter().map(|(from, to)| format!("{from} to {to}")).collect();
+            (!ranges.is_empty()).then(|| format!("gap: the master no longer had {}", ranges.join(", ")))
+        };
+        self.stop.as_ref().map(ToString::to_string).or_else(|| self.trouble.clone()).or_else(gaps)
     }
 
     pub fn master_end(&self) -> Option<Offset> {
@@ -172,6 +191,7 @@ impl Pull {
                 self.nothing(true, delay_max)
             }
             Answer::Value { body, extra } => self.value(body, extra),
+            Answer::Nothing { .. } if let Some(to) = self.across => Step::StepOver { to },
             Answer::Nothing { early } => match self.log {
                 Log::Absent { from } => Step::Create { first: from },
                 Log::Present { .. } => self.nothing(early, delay_max),
@@ -188,6 +208,20 @@ impl Pull {
 
     pub fn on_created(&mut self, first: Offset) {
         self.log = Log::Present { first, end: first };
+    }
+
+    /// What the log lacks inside, as its files say.
+    pub fn set_gaps(&mut self, gaps: Vec<(Offset, Offset)>) {
+        self.gaps = gaps;
+    }
+
+    /// The log now goes on at `to`, with a gap before.
+    pub fn on_stepped_over(&mut self, to: Offset) {
+        if let Log::Present { first, end } = self.log {
+            self.gaps.push((end, to));
+            self.log = Log::Present { first, end: to };
+        }
+        self.across = None;
     }
 
     /// The slave's log now ends at `end`.
@@ -239,7 +273,11 @@ impl Pull {
             }
             Log::Present { end, .. } if to > end => {
                 self.see_end(to);
-                self.stop_with(Stop::Gap { own_end: end, master_first: to })
+                if self.across == Some(to) {
+                    return self.fault("the master moves the reader to where it already is".to_owned());
+                }
+                self.across = Some(to);
+                Step::Get
             }
             // A Java master with updateConsumerOffsets=true sends whoever is beyond its end back to it.
             Log::Present { end, .. } if to < end => self.stop_with(Stop::Diverged { own_end: end, master_end: to }),
@@ -261,6 +299,14 @@ impl Pull {
                 self.log = Log::Absent { from: extra.segment };
                 return Step::Get;
             }
+        }
+        if let (Some(to), Log::Present { end, .. }) = (self.across, self.log) {
+            // A log can only be left and entered where a segment ends and begins: anything else is damage inside the
+            // master's log, and a slave that stepped over it would not have its master's files.
+            return match extra.is_none_or(|extra| extra.segment == to) {
+                true => Step::StepOver { to },
+                false => self.stop_with(Stop::Damaged { own_end: end, master_goes_on: to }),
+            };
         }
         let checked = check(&body);
         if checked.bytes > 0 {
@@ -306,82 +352,11 @@ fn fault_pause(faults: u32) -> Duration {
     FAULT_PAUSE_MIN.saturating_mul(1 << faults.saturating_sub(1).min(8)).min(FAULT_PAUSE_MAX)
 }
 
-/// The whole, checked records at the front of an answer, and what stands behind them.
-struct Checked {
-    bytes: usize,
-    rest: Rest,
-}
-
-enum Rest {
-    /// A record that is longer than the rest; at least this many bytes make it whole. Also an empty rest.
-    Cut {
-        needed_bytes: u64,
-    },
-    Bad(String),
-}
-
-fn check(body: &[u8]) -> Checked {
-    let mut records = Records::new(body);
-    let bad = records.by_ref().find_map(Result::err);
-    let bytes = records.position();
-    let rest = match (bad, records.rest().first_chunk()) {
-        (Some(bad), _) => Rest::Bad(bad.fault.to_string()),
-        (None, None) => Rest::Cut { needed_bytes: u64::from(RECORD_HEADER_BYTES) },
-        (None, Some(header)) => match RecordHeader::parse(header) {
-            Ok(header) => Rest::Cut { needed_bytes: header.record_bytes() },
-            Err(negative) => Rest::Bad(negative.to_string()),
-        },
-    };
-    Checked { bytes, rest }
-}
-
-impl fmt::Display for Stop {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Stop::Gap { own_end, master_first } => write!(
-                f,
-                "gap: the slave's log ends at {own_end} and the master's begins at {master_first}, the {} bytes between \
-                 are gone; to copy the partition afresh, stop the slave, move the partition's directory away, start it",
-                master_first.bytes_since(*own_end)
-            ),
-            Stop::Diverged { own_end, master_end } => write!(
-                f,
-                "diverged: the slave's log ends at {own_end}, {} bytes beyond the master's end {master_end}; nothing was \
-                 deleted; if the master is right, stop the slave, move the partition's directory away, start it",
-                own_end.bytes_since(*master_end)
-            ),
-            Stop::Corrupt { at, reason } => write!(
-                f,
-                "corrupt: what the master delivers at {at} failed its checks {FAULTS_MAX} times ({reason}); check the \
-                 master's disk, then restart the slave"
-            ),
-            Stop::TooLarge { at, record_bytes, delivered_bytes } => write!(
-                f,
-                "too large: the record at {at} has {record_bytes} bytes and the master delivers {delivered_bytes}; set \
-                 maxTransferSize on the master to at least {record_bytes}"
-            ),
-            Stop::Local { at, reason } => write!(f, "local: cannot store what follows {at}: {reason}"),
-        }
-    }
-}
-
-impl Stop {
-    /// One word for tables.
-    pub fn word(&self) -> &'static str {
-        match self {
-            Stop::Gap { .. } => "gap",
-            Stop::Diverged { .. } => "diverged",
-            Stop::Corrupt { .. } => "corrupt",
-            Stop::TooLarge { .. } => "too-large",
-            Stop::Local { .. } => "local",
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use bytes::BytesMut;
     use metaq_types::MessageId;
+    use metaq_wire::RecordHeader;
 
     use super::*;
 
@@ -406,7 +381,7 @@ mod tests {
     }
 
     fn value(body: Bytes, segment: u64, end: u64) -> Answer {
-        Answer::Value { body, extra: Some(ValueExtra { segment: at(segment), end: at(end), epoch: 0 }) }
+        Answer::Value { body, extra: Some(ValueExtra { segment: at(segment), end: at(end), epoch: 0, journal: None }) }
     }
 
     fn present(first: u64, end: u64) -> Pull {
@@ -456,12 +431,31 @@ mod tests {
     }
 
     #[test]
-    fn a_gap_stops_and_is_never_closed_up() {
+    fn a_gap_is_stepped_over_where_a_segment_begins() {
         let mut pull = present(0, 1000);
-        assert_eq!(pull.on_answer(Answer::Moved(at(5000)), DELAY), Step::Stop);
-        assert_eq!(pull.stopped(), Some(&Stop::Gap { own_end: at(1000), master_first: at(5000) }));
+        assert_eq!(pull.on_answer(Answer::Moved(at(5000)), DELAY), Step::Get);
+        assert_eq!(pull.next_get().unwrap().offset, at(5000), "looked at first");
+        assert_eq!(pull.on_answer(value(records(1), 5000, 9000), DELAY), Step::StepOver { to: at(5000) });
+        pull.on_stepped_over(at(5000));
+        assert_eq!(pull.log(), Log::Present { first: at(0), end: at(5000) });
+        assert!(pull.note().unwrap().contains("gap: the master no longer had 1000 to 5000"));
+        assert!(
+            matches!(pull.on_answer(value(records(1), 5000, 9000), DELAY), Step::Append { at: from, .. } if from == at(5000))
+        );
+
+        // A master whose log is empty above the gap.
+        let mut pull = present(0, 1000);
+        assert_eq!(pull.on_answer(Answer::Moved(at(5000)), DELAY), Step::Get);
+        assert_eq!(pull.on_answer(Answer::Nothing { early: true }, DELAY), Step::StepOver { to: at(5000) });
+    }
+
+    #[test]
+    fn damage_inside_the_masters_log_is_not_stepped_over() {
+        let mut pull = present(0, 1000);
+        assert_eq!(pull.on_answer(Answer::Moved(at(1200)), DELAY), Step::Get);
+        assert_eq!(pull.on_answer(value(records(1), 0, 9000), DELAY), Step::Stop);
+        assert_eq!(pull.stopped(), Some(&Stop::Damaged { own_end: at(1000), master_goes_on: at(1200) }));
         assert_eq!(pull.next_get(), None);
-        assert!(pull.stopped().unwrap().to_string().contains("the 4000 bytes between"));
     }
 
     #[test]

@@ -31,7 +31,7 @@ impl Slave {
             slave_id: SlaveId::new(0).unwrap(),
             group: "meta-slave-group_0".to_owned(),
             delay_max: Duration::from_millis(100),
-            transport: metaq_link::driver::LinkTransport::Tcp,
+            accept_divergence: false,
             store: Arc::clone(&store),
             rules: Arc::new(move |_| rules(&path)),
             master: master_seen,

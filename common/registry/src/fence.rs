@@ -1,10 +1,10 @@
 //! One master at a time for a broker id: a persistent node with the newest reign, changed by compare-and-set, and a
 //! lease that ends before the session does.
 //!
-//! Whoever begins a reign writes the fence first. It then registers, which fails for as long as an earlier master's
-//! session lives, and serves only when it stands registered and the fence is still its own. The earlier master, in
-//! turn, acknowledges only for a part of the session time-out after ZooKeeper last confirmed both. So there is no
-//! moment at which both may acknowledge.
+//! Whoever begins a reign writes the fence first. It then takes the seat, an ephemeral node that an earlier master holds
+//! for as long as its session lives, and serves only when it has the seat and the fence is still its own. The earlier
+//! master, in turn, acknowledges only for a part of the session time-out after ZooKeeper last confirmed both. So there
+//! is no moment at which both may acknowledge.
 
 use crate::paths::Paths;
 use crate::zookeeper::connect;
@@ -81,6 +81,11 @@ pub struct Standing {
 
 const FENCE: CreateOptions<'static> = CreateMode::Persistent.with_acls(Acls::anyone_all());
 
+const SEAT: CreateOptions<'static> = CreateMode::Ephemeral.with_acls(Acls::anyone_all());
+
+/// Between two tries to take the seat.
+pub(crate) const SEAT_PAUSE: Duration = Duration::from_millis(100);
+
 /// The lease is this part of the session time-out, counted from before the question to ZooKeeper was sent.
 const LEASE_PART: f32 = 0.6;
 
@@ -142,13 +147,7 @@ async fn read(client: &Client, path: &str) -> Result<Option<(Vec<u8>, i32)>, Err
     }
 }
 
-async fn write(
-    client: &Client,
-    paths: &Paths,
-    id: BrokerId,
-    fence: &Fence,
-    version: Option<i32>,
-) -> Result<(), Error> {
+async fn write(client: &Client, paths: &Paths, id: BrokerId, fence: &Fence, version: Option<i32>) -> Result<(), Error> {
     let path = paths.fence(id);
     match version {
         Some(version) => client.set_data(&path, fence.text().as_bytes(), Some(version)).await.map(drop),
@@ -159,7 +158,46 @@ async fn write(
     }
 }
 
-/// One look at the fence by a registered master: the lease it gives. `None` when ZooKeeper did not answer in time, or
+/// Who holds the seat of a broker id.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Seat {
+    Ours,
+    /// By an address; until its session ends.
+    Taken {
+        by: String,
+    },
+}
+
+/// Takes the seat, an ephemeral node, or finds it held by this session. One left by a process that ran on our data is
+/// replaced: it is dead, or the data would still be locked.
+pub(crate) async fn take_seat(client: &Client, paths: &Paths, id: BrokerId, ours: &Fence) -> Result<Seat, Error> {
+    let path = paths.seat(id);
+    loop {
+        match client.create(&path, ours.text().as_bytes(), &SEAT).await {
+            Ok(_) => return Ok(Seat::Ours),
+            Err(Error::NodeExists) => {}
+            Err(error) => return Err(error),
+        }
+        let (data, stat) = match client.get_data(&path).await {
+            Ok(found) => found,
+            Err(Error::NoNode) => continue,
+            Err(error) => return Err(error),
+        };
+        if stat.ephemeral_owner == client.session_id().0 {
+            return Ok(Seat::Ours);
+        }
+        match Fence::parse(&data) {
+            Some(holder) if holder.node == ours.node => match client.delete(&path, Some(stat.version)).await {
+                Ok(()) | Err(Error::NoNode | Error::BadVersion) => {}
+                Err(error) => return Err(error),
+            },
+            Some(holder) => return Ok(Seat::Taken { by: holder.uri }),
+            None => return Ok(Seat::Taken { by: "a stranger".to_owned() }),
+        }
+    }
+}
+
+/// One look at the fence by a master in its seat: the lease it gives. `None` when ZooKeeper did not answer in time, or
 /// answered what says nothing; the last lease then runs out by itself.
 pub(crate) async fn renew(client: &Client, paths: &Paths, id: BrokerId, ours: &Fence) -> Option<Lease> {
     let lease = client.session_timeout().mul_f32(LEASE_PART);
@@ -181,8 +219,12 @@ mod tests {
 
     #[test]
     fn a_fence_is_read_back_and_strangers_are_not_understood() {
-        let fence =
-            Fence { epoch: Epoch(7), node: "n-1".into(), uri: "meta://h:8123".into(), since_unix_ms: 1_795_993_878_339 };
+        let fence = Fence {
+            epoch: Epoch(7),
+            node: "n-1".into(),
+            uri: "meta://h:8123".into(),
+            since_unix_ms: 1_795_993_878_339,
+        };
         assert_eq!(Fence::parse(fence.text().as_bytes()), Some(fence));
         for strange in ["", "7", "{}", "{\"epoch\":-1,\"node\":\"\",\"uri\":\"\",\"since\":0}"] {
             assert_eq!(Fence::parse(strange.as_bytes()), None, "{strange}");

@@ -90,6 +90,11 @@ impl Paths {
         format!("{}/fences/{id}", self.root)
     }
 
+    /// Ephemeral: the session of the master that may acknowledge.
+    pub fn seat(&self, id: BrokerId) -> String {
+        format!("{}/fences/{id}/seat", self.root)
+    }
+
     pub fn tree(&self, tree: Tree) -> String {
         format!("{}/brokers/{}", self.root, tree.node())
     }

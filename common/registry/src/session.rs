@@ -1,6 +1,6 @@
 //! One ZooKeeper session of this node: look at what stands, do the plan, look again now and then.
 
-use crate::fence::{self, Lease};
+use crate::fence::{self, Lease, Seat};
 use crate::follow::{Watch, fired, follow, watch};
 use crate::paths::{self, Paths, Role, Tree};
 use crate::plan::{Operation, Sessions, Standing, Standings, plan};
@@ -8,7 +8,7 @@ use crate::wanted::{Kind, Layout, Node, Wanted};
 use crate::zookeeper::{Reminder, Retry, Shared, State};
 use std::collections::BTreeSet;
 use std::future::Future;
-use std::pin::Pin;
+use std::pin::{Pin, pin};
 use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, timeout};
@@ -21,6 +21,9 @@ const PIPELINE: usize = 128;
 
 const PERSISTENT: CreateOptions<'static> = CreateMode::Persistent.with_acls(Acls::anyone_all());
 const EPHEMERAL: CreateOptions<'static> = CreateMode::Ephemeral.with_acls(Acls::anyone_all());
+
+/// How long a stop waits for the nodes to be deleted.
+const WITHDRAW_PATIENCE: Duration = Duration::from_secs(5);
 
 /// A ZooKeeper that does not answer a question by then does not know it.
 const LISTING_PATIENCE: Duration = Duration::from_secs(2);
@@ -102,29 +105,53 @@ pub(crate) async fn serve(shared: &Shared, keeper: &mut Keeper, client: &Client)
             false => std::future::pending().await,
         }
     };
+    let mut holding = pin!(hold(shared, client));
+    tokio::select! {
+        () = shared.leaving.cancelled() => {}
+        () = keep(shared, keeper, client) => return,
+        () = &mut holding => return,
+        _ = followed => return,
+    }
+    // Clients are told to leave while we still serve them: our seat stays ours until the registry is closed.
+    let withdrawn = timeout(WITHDRAW_PATIENCE, Box::pin(keeper.unregister(client, &shared.wanted))).await;
+    if let Ok(Err(error)) = &withdrawn {
+        warn!(%error, "could not unregister; the nodes go with the session");
+    }
+    shared.withdrawn.send_replace(true);
     tokio::select! {
         () = shared.closing.cancelled() => {}
-        () = keep(shared, keeper, client) => {}
-        () = hold(shared, client) => {}
-        _ = followed => {}
+        () = holding => {}
     }
 }
 
-/// Renews the lease of a registered master for as long as the session lives. The fence is looked at only after the
-/// registration stands: whoever wrote it before has then been seen, and whoever writes it later finds us registered.
+/// Holds the seat of a master and renews its lease for as long as the session lives. The fence is looked at only while
+/// the seat is ours: whoever wrote it before has then been seen, and whoever writes it later finds the seat taken.
 async fn hold(shared: &Shared, client: &Client) {
     let Some(ours) = &shared.reign else { return std::future::pending().await };
-    let mut state = shared.state.subscribe();
     let id = shared.wanted.borrow().broker_id;
+    let mut remind = Reminder::new();
     loop {
-        // The channel lives as long as the registry.
-        let _ = state.wait_for(|state| *state == State::Registered).await;
-        if let Some(lease) = fence::renew(client, &shared.paths, id, ours).await
-            && (*state.borrow() == State::Registered || matches!(lease, Lease::Replaced(_)))
-        {
-            shared.lease.send_replace(lease);
+        match fence::take_seat(client, &shared.paths, id, ours).await {
+            Ok(Seat::Ours) => {
+                if let Some(lease) = fence::renew(client, &shared.paths, id, ours).await {
+                    shared.lease.send_replace(lease);
+                }
+                sleep(fence::renewal_pause(client)).await;
+            }
+            Ok(Seat::Taken { by }) => {
+                // It may be our successor's, and then there is nothing to wait for.
+                if let Some(lease @ Lease::Replaced(_)) = fence::renew(client, &shared.paths, id, ours).await {
+                    shared.lease.send_replace(lease);
+                }
+                let message = format!("{by} still has a session as the master");
+                if remind.due(&message, Instant::now()) {
+                    warn!("{message}; waiting for it to end before the first message is acknowledged");
+                }
+                sleep(fence::SEAT_PAUSE).await;
+            }
+            // The session or the connection is in trouble, which `keep` deals with; the lease runs out by itself.
+            Err(_) => sleep(fence::SEAT_PAUSE).await,
         }
-        sleep(fence::renewal_pause(client)).await;
     }
 }
 
@@ -133,6 +160,10 @@ async fn keep(shared: &Shared, keeper: &mut Keeper, client: &Client) {
     let mut states = client.state_watcher();
     let mut retry = Retry::new();
     let mut remind = Reminder::new();
+    if shared.reign.is_some() {
+        // Clients come as soon as they see us, and are to find a master that may answer.
+        let _ = shared.lease.subscribe().wait_for(|lease| *lease != Lease::None).await;
+    }
     loop {
         let now_wanted = wanted.borrow_and_update().clone();
         let pause = match keeper.reconcile(client, &now_wanted).await {

@@ -85,6 +85,8 @@ pub struct Registry {
     state: watch::Receiver<State>,
     master: watch::Receiver<Option<MasterAt>>,
     lease: watch::Receiver<Lease>,
+    leaving: CancellationToken,
+    withdrawn: watch::Receiver<bool>,
     closing: CancellationToken,
     task: TaskTracker,
 }
@@ -99,6 +101,9 @@ pub(crate) struct Shared {
     /// The reign of a master, which its lease is about.
     pub(crate) reign: Option<Fence>,
     pub(crate) lease: watch::Sender<Lease>,
+    /// The nodes are to go; the session stays.
+    pub(crate) leaving: CancellationToken,
+    pub(crate) withdrawn: watch::Sender<bool>,
     pub(crate) closing: CancellationToken,
 }
 
@@ -125,6 +130,8 @@ impl Registry {
         let (state, state_seen) = watch::channel(initial);
         let (master, master_seen) = watch::channel(None);
         let (lease, lease_seen) = watch::channel(Lease::None);
+        let (withdrawn, withdrawn_seen) = watch::channel(!zk.enable);
+        let leaving = CancellationToken::new();
         let (closing, task) = (CancellationToken::new(), TaskTracker::new());
         let shared = Shared {
             zk: zk.clone(),
@@ -134,6 +141,8 @@ impl Registry {
             master: Arc::new(master),
             reign,
             lease,
+            leaving: leaving.clone(),
+            withdrawn,
             closing: closing.clone(),
         };
         if zk.enable {
@@ -142,7 +151,16 @@ impl Registry {
             task.spawn(idle(shared));
         }
         task.close();
-        Registry { wanted, state: state_seen, master: master_seen, lease: lease_seen, closing, task }
+        Registry {
+            wanted,
+            state: state_seen,
+            master: master_seen,
+            lease: lease_seen,
+            leaving,
+            withdrawn: withdrawn_seen,
+            closing,
+            task,
+        }
     }
 
     /// Publishes the difference, the checksum last. The broker id and the role are what they were at the start.
@@ -169,6 +187,18 @@ impl Registry {
     /// Whether this master may acknowledge. [`Lease::None`] for ever without [`Registry::reign`].
     pub fn lease(&self) -> watch::Receiver<Lease> {
         self.lease.clone()
+    }
+
+    /// Unregisters in order, so that clients leave, and keeps the session: a master's seat stays taken until
+    /// [`Registry::close`]. Waits for that only where ZooKeeper answers.
+    pub async fn withdraw(&self) {
+        self.leaving.cancel();
+        if matches!(&*self.state.borrow(), State::Connecting { .. }) {
+            return;
+        }
+        let mut withdrawn = self.withdrawn.clone();
+        // An error: the task has ended, and there is nothing to wait for.
+        let _ = withdrawn.wait_for(|withdrawn| *withdrawn).await;
     }
 
     /// Unregisters in order and ends the session; gives up after five seconds without an answer. May be called twice.

@@ -1,5 +1,5 @@
 use crate::acks::{Ack, AckQueue};
-use crate::committer::{Committer, Wants};
+use crate::committer::{Committer, Committers, Wants};
 use crate::disk::Disk;
 use crate::errors::Refusal;
 use crate::files::FileCache;
@@ -33,7 +33,8 @@ pub(crate) struct Shared {
     pub(crate) disk: Arc<dyn Disk>,
     pub(crate) files: FileCache,
     pub(crate) ids: IdClock,
-    pub(crate) committer: Committer,
+    /// Threads that sync; each partition belongs to one of them.
+    pub(crate) committers: Committers,
     pub(crate) metrics: StoreMetrics,
     /// Bytes of bodies accepted and not yet written.
     pub(crate) queued_bytes: AtomicUsize,
@@ -53,6 +54,8 @@ pub struct Partition {
     /// The data path its directory lies in.
     root: Arc<Path>,
     pub(crate) shared: Arc<Shared>,
+    /// Which of the committers is ours.
+    committer: usize,
     pub(crate) rules: LiveRules,
     pub(crate) queue: AppendQueue,
     pub(crate) writer: Mutex<Writer>,
@@ -98,6 +101,7 @@ impl Partition {
         Partition {
             id,
             root,
+            committer: shared.committers.assign(),
             shared,
             rules: LiveRules::new(rules),
             queue: AppendQueue::default(),
@@ -337,10 +341,14 @@ impl Partition {
         self.shared.files.get(&*self.shared.disk, segment, || segment.path(&self.directory()))
     }
 
+    pub(crate) fn committer(&self) -> &Committer {
+        self.shared.committers.at(self.committer)
+    }
+
     /// Leaves work for the committer, which finds it at its next round.
     pub(crate) fn want(self: &Arc<Self>, wants: Wants) {
         if self.wants.fetch_or(wants.bit(), Ordering::SeqCst) == 0 {
-            self.shared.committer.enqueue(self);
+            self.committer().enqueue(self);
         }
     }
 

@@ -3,6 +3,7 @@
 
 use crate::archive::{compress, free_name};
 use crate::ids::unix_ms;
+use crate::load::gap_mark;
 use crate::partition::Partition;
 use crate::segment::Segment;
 use crate::window::{HEADER, Window};
@@ -66,9 +67,10 @@ impl RemoveError {
 
 /// A segment that is off its log while its file is still there.
 pub(crate) struct Retired {
+    base: Offset,
     path: PathBuf,
     bytes: u64,
-    /// `None`: the file is unlinked.
+    /// To the name of an archive; else it is unlinked.
     rename: bool,
 }
 
@@ -164,7 +166,7 @@ impl Partition {
             self.segments.store(Arc::new(rest));
         });
         self.shared.files.forget(first);
-        retired.push_back(Retired { path, bytes, rename: disposal == Disposal::Archive });
+        retired.push_back(Retired { base: first.base, path, bytes, rename: disposal == Disposal::Archive });
         Ok(())
     }
 
@@ -184,6 +186,7 @@ impl Partition {
                 other => other.map_err(RemoveError::of("remove", path))?,
             }
             let directory = self.directory();
+            let _ = disk.remove(&gap_mark(&directory, segment.base));
             disk.sync_dir(&directory).map_err(RemoveError::of("sync", &directory))?;
             removed.segments += 1;
             removed.bytes += segment.bytes;

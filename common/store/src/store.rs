@@ -1,5 +1,5 @@
 use crate::clean::{self, CleanEntry, CleanMark};
-use crate::committer::Committer;
+use crate::committer::{COMMITTERS, Committers};
 use crate::disk::{Disk, OsDisk, create_dirs};
 use crate::errors::{CloseError, CreateError, OpenError};
 use crate::files::FileCache;
@@ -84,7 +84,7 @@ pub struct Store {
 struct Roots {
     locked: Vec<Root>,
     /// `None` once the store is closed.
-    committer: Option<JoinHandle<()>>,
+    committers: Option<Vec<JoinHandle<()>>>,
 }
 
 impl Store {
@@ -104,7 +104,7 @@ impl Store {
             disk,
             files: FileCache::new(open_files_max()),
             ids,
-            committer: Committer::default(),
+            committers: Committers::default(),
             metrics: StoreMetrics::default(),
             queued_bytes: AtomicUsize::new(0),
         });
@@ -117,7 +117,7 @@ impl Store {
         for partition in recovered.partitions {
             partitions.entry(partition.id.topic.clone()).or_default().insert(partition.id.number, partition);
         }
-        let committer = start_committer(&shared)?;
+        let committers = start_committers(&shared)?;
         let store = Store {
             shared,
             node_id,
@@ -127,7 +127,7 @@ impl Store {
             clean_mark,
             partitions: RwLock::new(partitions),
             failed: recovered.failed,
-            roots: Mutex::new(Roots { locked, committer: Some(committer) }),
+            roots: Mutex::new(Roots { locked, committers: Some(committers) }),
             // From the clock, so that a generation of an earlier run is not taken for one of this.
             catalog: AtomicU64::new((options.now)().max(1) as u64),
             catalog_moved: Notify::new(),
@@ -167,7 +167,7 @@ impl Store {
             return Err(CreateError::Failed { partition: id.clone(), reason: reason.clone() });
         }
         let mut roots = self.roots.lock();
-        if roots.committer.is_none() {
+        if roots.committers.is_none() {
             return Err(CreateError::Closing);
         }
         if let Some(partition) = self.existing(id) {
@@ -188,7 +188,7 @@ impl Store {
         make: impl FnOnce(&Arc<Partition>) -> Result<(Partition, T), CreateError>,
     ) -> Result<T, CreateError> {
         let roots = self.roots.lock();
-        if roots.committer.is_none() {
+        if roots.committers.is_none() {
             return Err(CreateError::Closing);
         }
         let missing = || CreateError::Io { partition: id.clone(), reason: "there is no such partition".to_owned() };
@@ -327,7 +327,7 @@ impl Store {
     /// Blocks on the disk. A second call does nothing.
     pub fn close(&self) -> Result<(), CloseError> {
         let mut roots = self.roots.lock();
-        if roots.committer.is_none() {
+        if roots.committers.is_none() {
             return Ok(());
         }
         let partitions = self.stop(&mut roots);
@@ -352,17 +352,17 @@ impl Store {
         if faults.is_empty() { Ok(()) } else { Err(CloseError(faults)) }
     }
 
-    /// Accepts nothing more and ends the committer.
+    /// Accepts nothing more and ends the committers.
     fn stop(&self, roots: &mut Roots) -> Vec<Arc<Partition>> {
         let partitions = self.logs();
         for partition in &partitions {
             partition.close();
         }
-        self.shared.committer.stop();
-        if let Some(committer) = roots.committer.take()
-            && committer.join().is_err()
-        {
-            tracing::error!("the committer had panicked");
+        self.shared.committers.stop();
+        for committer in roots.committers.take().into_iter().flatten() {
+            if committer.join().is_err() {
+                tracing::error!("a committer had panicked");
+            }
         }
         partitions
     }
@@ -371,7 +371,7 @@ impl Store {
 impl Drop for Store {
     fn drop(&mut self) {
         let mut roots = self.roots.lock();
-        if roots.committer.is_some() {
+        if roots.committers.is_some() {
             for partition in self.stop(&mut roots) {
                 partition.abandon();
             }
@@ -397,12 +397,20 @@ fn open_files_max() -> usize {
     usize::try_from(limit).unwrap_or(usize::MAX).min(OPEN_FILES_MAX)
 }
 
-fn start_committer(shared: &Arc<Shared>) -> Result<JoinHandle<()>, OpenError> {
-    let shared = shared.clone();
-    std::thread::Builder::new()
-        .name("committer".to_string())
-        .spawn(move || shared.committer.run(&shared))
-        .map_err(OpenError::io("start a thread for", "the committer"))
+fn start_committers(shared: &Arc<Shared>) -> Result<Vec<JoinHandle<()>>, OpenError> {
+    let start = |place| {
+        let shared = shared.clone();
+        std::thread::Builder::new()
+            .name(format!("committer-{place}"))
+            .spawn(move || shared.committers.at(place).run(&shared))
+            .map_err(OpenError::io("start a thread for", "a committer"))
+    };
+    let started: Result<Vec<_>, _> = (0..COMMITTERS).map(start).collect();
+    if started.is_err() {
+        // Those that did start have nothing to do and end.
+        shared.committers.stop();
+    }
+    started
 }
 
 fn clean_entry(partition: &Partition) -> Result<CleanEntry, String> {

@@ -377,7 +377,7 @@ impl Partition {
             self.want_reader_sync();
         }
         if !self.interval_runs.swap(true, Ordering::SeqCst) {
-            self.shared.committer.sync_after(self, self.rules.interval());
+            self.committer().sync_after(self, self.rules.interval());
         }
     }
 

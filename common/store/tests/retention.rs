@@ -284,6 +284,22 @@ fn a_replica_follows_its_masters_first_offset_and_only_where_a_segment_begins() 
     assert_eq!(case.files(), ["300.meta"]);
 }
 
+/// A gap is there to be seen for as long as the master keeps what follows it.
+#[test]
+fn a_gap_stays_until_the_master_has_moved_on() {
+    let case = case(Disposal::Delete);
+    case.fill(2);
+    drop(case.partition());
+    case.store.skip_to(&id("test-0"), at(900)).unwrap();
+    case.fill(2);
+    let partition = case.store.get("test", 0).unwrap();
+    assert_eq!(partition.trim_to(at(900)).segments, 0);
+    assert_eq!(partition.gaps(), [(at(200), at(900))]);
+    let removed = partition.trim_to(at(1000));
+    assert_eq!((removed.segments, removed.bytes, removed.first), (3, 300, at(1000)));
+    assert_eq!((case.files(), partition.gaps()), (vec!["1000.meta".to_owned()], vec![]));
+}
+
 #[test]
 fn retention_ends_when_the_store_closes() {
     let case = case(Disposal::Delete);

@@ -251,6 +251,11 @@ impl Broker {
         self.wait_exit()
     }
 
+    /// The exit status, when it has ended.
+    pub fn try_exit(&mut self) -> Result<Option<ExitStatus>> {
+        Ok(self.child.try_wait()?)
+    }
+
     /// Waits for a process that ends by itself.
     pub fn wait_exit(&mut self) -> Result<ExitStatus> {
         wait_until("the process to end", || Ok(self.child.try_wait()?))

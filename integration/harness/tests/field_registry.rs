@@ -37,6 +37,13 @@ impl Registered {
         wait_until(what, || Ok(ask(&self.look(site)?)))
     }
 
+    /// Waits until a broker that registers here takes messages.
+    fn start_accepting(&self, site: &Site) -> Result<Broker> {
+        let mut broker = site.start_master(&[])?;
+        broker.wait_for_line("accepting messages")?;
+        Ok(broker)
+    }
+
     fn wait_registered(&self, site: &Site, broker: &Broker) -> Result<()> {
         let uri = format!("meta://{}", broker.address);
         self.wait_for(&format!("{uri} to be the master"), site, |cluster| {
@@ -59,7 +66,7 @@ fn f38_a_restart_within_the_session_replaces_its_own_node() -> Result<()> {
     let port = broker.address.rsplit_once(':').expect("host:port").1.to_owned();
     site.set("serverPort", &port);
     broker.kill()?;
-    let broker = site.start_master(&[])?;
+    let broker = zookeeper.start_accepting(&site)?;
     Raw::connect(&broker.address)?.put("test", 0, b"served at once")?.stored()?;
     zookeeper.wait_registered(&site, &broker)?;
     // It is ours now: the end of the dead session (30 s) is not waited for, and takes nothing away.
@@ -76,17 +83,18 @@ fn f38_a_second_master_with_the_same_id_refuses() -> Result<()> {
     let (first_site, second_site) = (zookeeper.site()?, zookeeper.site()?);
     let first = first_site.start_master(&[])?;
     zookeeper.wait_registered(&first_site, &first)?;
-    let mut second = second_site.start_master(&[])?;
-    let status = second.wait_exit()?;
-    assert_eq!(status.code(), Some(1));
-    let log = second.log_text();
-    let line = log.lines().find(|line| line.contains("another broker with our brokerId")).expect("a line says why");
-    assert!(line.contains(&first.address) && line.contains(&second.address), "{line}");
+    second_site.write_ini()?;
+    let mut second = Broker::spawn(&second_site, "metaq-master", &[])?;
+    let own = second.wait_for_line("advertised address uri=")?;
+    let own = own.split('"').nth(1).expect("the line has the address").to_owned();
+    assert_eq!(second.wait_exit()?.code(), Some(1));
+    let line = second.wait_for_line("another broker with our brokerId")?;
+    assert!(line.contains(&first.address) && line.contains(&own), "{line}");
     zookeeper.wait_registered(&first_site, &first)?;
     Ok(())
 }
 
-/// The whole ensemble lost its memory: everything stands again, and messages went on all the time.
+/// The whole ensemble lost its memory: everything stands again, and messages went on for as long as the lease allowed.
 #[test]
 fn a_wiped_ensemble_is_repaired_while_the_data_plane_goes_on() -> Result<()> {
     let mut zookeeper = Registered::start()?;
@@ -161,14 +169,26 @@ fn a_topic_made_by_a_pattern_is_registered_at_its_first_put() -> Result<()> {
     })
 }
 
-/// Without a ZooKeeper the broker serves, and registers when there is one.
+/// Without a ZooKeeper the broker serves reads, says why it takes no messages, and takes them when it is confirmed.
 #[test]
-fn a_broker_serves_before_zookeeper_is_there() -> Result<()> {
+fn a_broker_serves_reads_before_zookeeper_is_there() -> Result<()> {
     let mut zookeeper = Registered::start()?;
     let site = zookeeper.site()?;
-    zookeeper.zookeeper.kill();
-    let broker = site.start_master(&[])?;
+    let broker = zookeeper.start_accepting(&site)?;
     Raw::connect(&broker.address)?.put("test", 0, b"x")?.stored()?;
+    assert!(broker.stop()?.success());
+    zookeeper.zookeeper.kill();
+    site.write_ini()?;
+    let mut broker = Broker::spawn(&site, "metaq-master", &[])?;
+    let line = broker.wait_for_line("serving reads")?;
+    let address = line.split("meta://").nth(1).expect("the line has the address").trim_end_matches('"').to_owned();
+    let mut raw = Raw::connect(&address)?;
+    assert_eq!(raw.read_all("test", 0, 0)?.len(), 1);
+    let reply = raw.put("test", 0, b"y")?;
+    assert_eq!(reply.code, 503);
+    assert!(reply.text().contains("ZooKeeper"), "{}", reply.text());
     zookeeper.zookeeper.run()?;
-    zookeeper.wait_registered(&site, &broker)
+    broker.wait_for_line("accepting messages")?;
+    raw.put("test", 0, b"y")?.stored()?;
+    Ok(())
 }

@@ -5,7 +5,7 @@ use crate::outbound::Outbound;
 use crate::realtime::Kind;
 use metaq_store::{Partition, Reader, SliceAt};
 use metaq_types::limits::LONG_POLL_MAX;
-use metaq_types::{Offset, SlaveId, Status};
+use metaq_types::{JOURNAL_TOPIC, Offset, SlaveId, Status};
 use metaq_wire::{Get, ValueExtra};
 use std::sync::Arc;
 use tokio::time::Instant;
@@ -92,7 +92,7 @@ impl Parked {
         let store = &self.node.store;
         let end = Offset::from_wire(self.get.offset).unwrap_or_default();
         let readable = async {
-            match store.get(&self.get.topic, self.get.partition) {
+            match log(&self.node, &self.get, self.replica) {
                 Some(partition) => partition.readable_beyond(end, reader(self.replica)).await,
                 None => {
                     store.catalog_beyond(generation).await;
@@ -110,9 +110,17 @@ fn reader(replica: Option<SlaveId>) -> Reader {
     if replica.is_some() { Reader::Replica } else { Reader::Consumer }
 }
 
+/// What is read: a partition, or, by a replica only, the transaction journal.
+fn log(node: &Shared, get: &Get, replica: Option<SlaveId>) -> Option<Arc<Partition>> {
+    if replica.is_some() && *get.topic == *JOURNAL_TOPIC {
+        return node.store.journal();
+    }
+    node.store.get(&get.topic, get.partition)
+}
+
 /// The checks of the original in its order (wire-protocol, "3.2 get").
 fn now(node: &Shared, get: &Get, replica: Option<SlaveId>) -> Outcome {
-    let Some(partition) = node.store.get(&get.topic, get.partition) else {
+    let Some(partition) = log(node, get, replica) else {
         let text = missing_partition(&get.topic, get.partition);
         return Outcome::Nothing(Answer::text(Status::NotFound, text));
     };
@@ -154,7 +162,8 @@ fn moves_back(node: &Shared, offset: i64, replica: Option<SlaveId>) -> bool {
 }
 
 fn extra(node: &Shared, partition: &Partition, segment: Offset) -> ValueExtra {
-    ValueExtra { segment, end: partition.positions().durable, epoch: node.epoch }
+    let journal = node.transactions.get().filter(|_| !partition.id().is_journal()).map(|c| c.journal_bound());
+    ValueExtra { segment, end: partition.positions().durable, epoch: node.store.epoch().0, journal }
 }
 
 pub(crate) fn missing_partition(topic: &str, partition: i32) -> String {

@@ -1,12 +1,14 @@
+use crate::answer::Answer;
 use crate::dispatch::Conversation;
+use crate::handlers::transaction;
 use crate::node::{NodeRole, Shared};
 use crate::realtime::Kind;
 use crate::topics::TopicState;
 use metaq_config::Topic;
 use metaq_store::{Ack, AckSink, Partition};
 use metaq_types::limits::RECORD_HEADER_BYTES;
-use metaq_types::{PartitionId, Status};
-use metaq_wire::Put;
+use metaq_types::{MessageId, PartitionId, Status};
+use metaq_wire::{Put, TransactionKey};
 use std::sync::Arc;
 
 /// Why a put is refused; nothing was stored.
@@ -26,6 +28,9 @@ pub(crate) fn put(conversation: &Conversation, put: Put) {
     if let Some(state) = &state {
         state.count(Kind::Put, 1);
         state.count(Kind::MessageSize, put.body.len() as u64);
+    }
+    if let Some(key) = put.transaction.clone() {
+        return put_in_transaction(conversation, state.as_deref(), &key, put);
     }
     match accept(node, state.as_deref(), &put) {
         Ok((partition, checksum)) => {
@@ -47,6 +52,44 @@ pub(crate) fn put(conversation: &Conversation, put: Put) {
     }
 }
 
+/// Puts a message into a transaction's journal. The texts of errors stand bare (wire-protocol, "6.3").
+fn put_in_transaction(conversation: &Conversation, state: Option<&TopicState>, key: &TransactionKey, put: Put) {
+    let node = &conversation.node;
+    let checked = transaction::coordinator(node).map_err(|reason| (Status::InternalServerError, reason));
+    let checked = checked.and_then(|coordinator| {
+        let refused = |refused: metaq_txn::Refused| (Status::InternalServerError, refused.to_string());
+        coordinator.check(conversation.session, key).map_err(refused)?;
+        if put.partition == -1 {
+            let text = "Invalid partition for transaction command:-1".to_owned();
+            return Err((Status::InternalServerError, text));
+        }
+        let (partition, _) = accept(node, state, &put).map_err(|refused| (refused.status, refused.detail))?;
+        Ok((coordinator, partition))
+    });
+    let outbound = conversation.outbound();
+    let (coordinator, partition) = match checked {
+        Ok(checked) => checked,
+        Err((status, text)) => {
+            node.counters.put_failed();
+            return outbound.answer(put.opaque, Answer::text(status, text));
+        }
+    };
+    let ticket = outbound.owe(put.opaque, put.topic, partition.id().number, put.body.len());
+    let (outbound, counted, number) = (Arc::clone(outbound), Arc::clone(&node.counters), put.partition);
+    let done = move |stored: Result<MessageId, metaq_txn::Refused>| {
+        let answer = match stored {
+            // Where it will be is not known before the commit.
+            Ok(id) => Answer::text(Status::Success, format!("{id} {number} -1")),
+            Err(refused) => {
+                counted.put_failed();
+                Answer::text(Status::InternalServerError, refused.to_string())
+            }
+        };
+        outbound.fill(ticket, answer);
+    };
+    coordinator.put(conversation.session, key, partition.id(), put.flag, put.body, Box::new(done));
+}
+
 /// Every check before the store is asked, in the original's order (broker-behaviour, "2. put").
 fn accept(node: &Shared, state: Option<&TopicState>, put: &Put) -> Result<(Arc<Partition>, i32), Refused> {
     let refuse = |status, detail: String| Refused { status, partition: put.partition, detail };
@@ -58,9 +101,8 @@ fn accept(node: &Shared, state: Option<&TopicState>, put: &Put) -> Result<(Arc<P
         );
         return Err(refuse(Status::InternalServerError, detail));
     }
-    if put.transaction.is_some() {
-        let detail = "not stored: transactions are not available in this version".to_owned();
-        return Err(refuse(Status::InternalServerError, detail));
+    if !node.gate.is_open() {
+        return Err(refuse(Status::ServiceUnavailable, format!("not stored: {}", node.gate.reason())));
     }
     let Some(state) = state else {
         return Err(refuse(Status::InternalServerError, not_accepted(&put.topic)));

@@ -1,14 +1,109 @@
 use crate::answer::Answer;
 use crate::dispatch::Conversation;
+use crate::node::{NodeRole, Shared};
+use metaq_txn::{Command, Coordinator};
 use metaq_types::Status;
-use metaq_wire::{Transaction, TransactionKind};
+use metaq_wire::{Transaction, TransactionKey, TransactionKind};
+use std::sync::Arc;
 
-/// Refused by name: the store cannot keep a transaction's promise yet, and half of one would be a lie.
+/// BEGIN, RECOVER and whatever ends a transaction (wire-protocol, "6.2"). What has to reach the journal first leaves a
+/// slot behind.
 pub(crate) fn transaction(conversation: &Conversation, transaction: &Transaction) {
-    // END is never answered (wire-protocol, "6.2").
-    if matches!(transaction.kind, TransactionKind::End) {
-        return;
+    let node = &conversation.node;
+    let answer = |answer| conversation.outbound().answer(transaction.opaque, answer);
+    count(node, transaction);
+    let command = match transaction.kind {
+        // END is never answered.
+        TransactionKind::End => return,
+        TransactionKind::Begin | TransactionKind::Recover => None,
+        TransactionKind::Prepare => Some(Command::Prepare),
+        TransactionKind::CommitOnePhase => Some(Command::CommitOnePhase),
+        TransactionKind::CommitTwoPhase => Some(Command::CommitTwoPhase),
+        TransactionKind::Rollback => Some(Command::Rollback),
+        TransactionKind::Forget => Some(Command::Forget),
+        TransactionKind::HeuristicCommit => Some(Command::OperatorCommit),
+        TransactionKind::HeuristicRollback => Some(Command::OperatorRollback),
+        TransactionKind::HeuristicComplete => Some(Command::OperatorComplete),
+    };
+    let coordinator = match coordinator(node) {
+        Ok(coordinator) => coordinator,
+        Err(reason) => return answer(Answer::text(Status::InternalServerError, reason)),
+    };
+    let Some(command) = command else {
+        return answer(at_once(conversation, coordinator, transaction));
+    };
+    let Some(key) = &transaction.key else {
+        return answer(Answer::text(Status::InternalServerError, without_key(transaction.kind)));
+    };
+    if is_operators(command) && !conversation.peer.address.is_some_and(|address| address.ip().is_loopback()) {
+        let text = "only an operator on this machine may decide about a branch: run 'metaq txn' there".to_owned();
+        return answer(Answer::text(Status::Forbidden, text));
     }
-    let text = "transactions are not available in this version; send messages without one".to_owned();
-    conversation.outbound().answer(transaction.opaque, Answer::text(Status::InternalServerError, text));
+    let (outbound, node) = (Arc::clone(conversation.outbound()), Arc::clone(node));
+    let ticket = outbound.owe_answer(transaction.opaque);
+    let done = move |reply: Result<String, metaq_txn::Refused>| {
+        outbound.fill(
+            ticket,
+            match reply {
+                // What a master does that may have been replaced is no promise.
+                Ok(_) if !node.gate.is_open() => Answer::text(Status::InternalServerError, node.gate.reason()),
+                Ok(text) => Answer::text(Status::Success, text),
+                Err(refused) => Answer::text(Status::InternalServerError, refused.to_string()),
+            },
+        );
+    };
+    coordinator.command(command, conversation.session, key, Box::new(done));
+}
+
+/// The node's coordinator, or why it takes no transactions.
+pub(crate) fn coordinator(node: &Shared) -> Result<&Coordinator, String> {
+    if let NodeRole::Slave { slave_id, master, .. } = &node.role {
+        let master = master.borrow().clone().unwrap_or_else(|| "not known at the moment".to_owned());
+        return Err(format!(
+            "this broker is slave {slave_id} of broker {} and takes no transactions; its master is: {master}",
+            node.broker_id
+        ));
+    }
+    node.transactions.get().filter(|_| node.gate.is_open()).ok_or_else(|| node.gate.reason())
+}
+
+fn count(node: &Shared, transaction: &Transaction) {
+    let counters = &node.counters;
+    match transaction.kind {
+        TransactionKind::Begin => {
+            counters.begin();
+            if matches!(transaction.key, Some(TransactionKey::Xa { .. })) {
+                counters.xa_begin();
+            }
+        }
+        TransactionKind::CommitOnePhase | TransactionKind::CommitTwoPhase => counters.commit(),
+        TransactionKind::Rollback => counters.rollback(),
+        _ => {}
+    }
+}
+
+/// What needs no entry in the journal.
+fn at_once(conversation: &Conversation, coordinator: &Coordinator, transaction: &Transaction) -> Answer {
+    if transaction.kind == TransactionKind::Recover {
+        let keys = coordinator.recover(transaction.qualifier.as_ref().map(|qualifier| qualifier.as_str()));
+        return Answer::text(Status::Success, keys.join("\r\n"));
+    }
+    let Some(key) = &transaction.key else {
+        return Answer::text(Status::InternalServerError, without_key(transaction.kind));
+    };
+    match coordinator.begin(conversation.session, key, transaction.timeout_seconds) {
+        Ok(()) => Answer::text(Status::Success, String::new()),
+        Err(refused) => Answer::text(Status::InternalServerError, refused.to_string()),
+    }
+}
+
+fn without_key(kind: TransactionKind) -> String {
+    match kind {
+        TransactionKind::Forget => "XAException:code=-4,msg=null is not a valid xid".to_owned(),
+        _ => format!("{} needs a transaction key, not null", kind.word()),
+    }
+}
+
+fn is_operators(command: Command) -> bool {
+    matches!(command, Command::OperatorCommit | Command::OperatorRollback | Command::OperatorComplete)
 }

@@ -1,11 +1,12 @@
 use crate::answer::Answer;
 use crate::dispatch::Conversation;
+use crate::gate::Successor;
 use crate::node::{NodeRole, Shared, VERSION};
 use crate::outbound::Outbound;
 use metaq_config::ReplicationTransport;
 use metaq_net::refusals::Reason;
 use metaq_types::limits::LONG_POLL_MAX;
-use metaq_types::{Opaque, SlaveId, Status};
+use metaq_types::{Epoch, Opaque, SlaveId, Status};
 use metaq_wire::{Greeting, Role, Version};
 use std::sync::Arc;
 use tokio::time::Instant;
@@ -21,10 +22,24 @@ pub(crate) fn version(conversation: &mut Conversation, version: Version) {
         conversation.outbound().answer(version.opaque, refusal);
         return;
     }
+    if is_newer(&conversation.node, &greeting) {
+        let (epoch, node) = (Epoch(greeting.epoch), greeting.node.to_string());
+        conversation.node.gate.replace(Successor { epoch, node, uri: String::new() });
+    }
     match greeting.role {
         Role::Master => conversation.outbound().answer(version.opaque, welcome(&conversation.node)),
         Role::Slave => greet(conversation, version.opaque, greeting),
     }
+}
+
+/// Whether a greeting ends our reign: a newer one is known there. A master that took our place says so itself; of two
+/// with one epoch it is the one that greets.
+fn is_newer(node: &Shared, greeting: &Greeting) -> bool {
+    let (own, theirs) = (node.store.epoch(), Epoch(greeting.epoch));
+    let reigns = greeting.role == Role::Master && !greeting.node.is_empty() && *greeting.node != *node.store.node_id();
+    node.fenced_by_greeting
+        && matches!(node.role, NodeRole::Master)
+        && (theirs > own || (theirs == own && theirs > Epoch(0) && reigns))
 }
 
 /// The answer to a greeting on a connection that proves nothing, where proof is asked for.
@@ -96,7 +111,7 @@ fn welcome(node: &Shared) -> Answer {
     let role = if matches!(node.role, NodeRole::Master) { "master" } else { "slave" };
     let text = format!(
         "{VERSION} role={role} epoch={} node={} catalog={} ids={} config={}",
-        node.epoch,
+        node.store.epoch(),
         node.store.node_id(),
         node.store.catalog_generation(),
         node.store.ids().high_mark(),

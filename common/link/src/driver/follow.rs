@@ -89,6 +89,9 @@ pub(super) async fn run(follow: Follow) {
         None => Log::Absent { from: Offset::ZERO },
         Some(log) => Log::Present { first: log.positions().kept, end: log.positions().written },
     });
+    if let Some(log) = &log {
+        pull.set_gaps(log.gaps());
+    }
     pull.on_listing(follow.first, follow.end);
     follow.board.update(&follow.cell, &pull, true);
     let mut lane = Lane::of(&follow.way);
@@ -147,6 +150,10 @@ impl Follow {
             Step::Create { first } => self.create(first).await.map(|created| {
                 *log = Some(created);
                 pull.on_created(first);
+            }),
+            Step::StepOver { to } => self.step_over(to).await.map(|stepped| {
+                *log = Some(stepped);
+                pull.on_stepped_over(to);
             }),
             Step::Append { at, segment, bytes } => match self.segment(at, segment).await {
                 None => return Some(self.options.delay_max),
@@ -237,6 +244,20 @@ impl Follow {
             return Err(Failure::Lasting(there));
         }
         Ok(log)
+    }
+
+    async fn step_over(&self, to: Offset) -> Result<Arc<Partition>, Failure> {
+        let (store, id) = (Arc::clone(&self.options.store), self.partition.clone());
+        let done = tokio::task::spawn_blocking(move || store.skip_to(&id, to)).await;
+        match done {
+            Ok(Ok(())) => {
+                warn!(partition = %self.partition, %to, "the master no longer has what comes next: the log goes on behind a gap");
+                self.local().ok_or_else(|| Failure::Lasting("the partition is gone".to_owned()))
+            }
+            Ok(Err(error @ CreateError::Io { .. })) => Err(Failure::Passing(error.to_string())),
+            Ok(Err(error)) => Err(Failure::Lasting(error.to_string())),
+            Err(error) => std::panic::resume_unwind(error.into_panic()),
+        }
     }
 
     /// Appends and waits until it is as safe as the topic's rule asks; answers the log's new end.

@@ -1,22 +1,26 @@
 use std::collections::HashSet;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use metaq_client::ClientError;
 use metaq_types::limits::LONG_POLL_MAX;
-use metaq_types::{MessageId, PartitionId};
+use metaq_types::{MessageId, Offset, PartitionId};
 use metaq_wire::{Greeting, Role, Text};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
-use tracing::info;
+use tracing::{info, warn};
 
 use super::LinkOptions;
 use super::board::Board;
 use super::follow::{self, Budget, Follow};
+use super::join::{Held, join};
 use super::transport::Way;
+use super::trim;
 use crate::listing::{self, Listed};
+use crate::pull::{Log, Pull};
 
 /// A master that does not answer a keep-alive for this long beyond its wait is taken for gone.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
@@ -59,7 +63,7 @@ pub(super) async fn run(
         Err(reason) => return SessionEnd::failed(reason),
     };
     board.following(uri);
-    info!(master = uri, partitions = session.followed.len(), "following the master");
+    info!(master = uri, transport = session.way.name(), partitions = session.followed.len(), "following the master");
     let (reason, moved) = tokio::select! {
         reason = session.serve() => (session.way.why(reason), false),
         reason = moved_away(master, uri, cancel) => (reason, true),
@@ -96,7 +100,11 @@ struct Session {
     /// The master's generation of its list; `None` behind a master without greetings.
     catalog: Option<u64>,
     listed_at: Instant,
+    /// The checksum of the master's configuration when it was last fetched, as the master told it.
+    config: Option<Option<u32>>,
     followed: HashSet<PartitionId>,
+    /// Not followed, as their logs are not those of the master.
+    held: Held,
     tasks: JoinSet<()>,
     stop: CancellationToken,
 }
@@ -115,13 +123,18 @@ impl Session {
             budget: Arc::default(),
             catalog: None,
             listed_at: Instant::now(),
+            config: None,
             followed: HashSet::new(),
+            held: Held::new(),
             tasks: JoinSet::new(),
             stop: CancellationToken::new(),
         };
-        session.greet(None).await?;
+        let greeting = session.greet(None).await?;
         let listed = session.list().await?;
+        session.held = join(options, &session.way.client, greeting.as_ref(), &listed).await?;
+        session.show_held(&listed);
         session.follow(listed);
+        session.fetch_config(greeting.and_then(|greeting| greeting.config)).await?;
         Ok(session)
     }
 
@@ -129,7 +142,11 @@ impl Session {
     async fn serve(&mut self) -> String {
         loop {
             let known = self.catalog;
-            if let Err(reason) = self.greet(Some(KEEP_ALIVE_WAIT)).await {
+            let config = match self.greet(Some(KEEP_ALIVE_WAIT)).await {
+                Ok(greeting) => greeting.and_then(|greeting| greeting.config),
+                Err(reason) => return reason,
+            };
+            if let Err(reason) = self.fetch_config(config).await {
                 return reason;
             }
             if self.catalog == known && known.is_some() {
@@ -155,10 +172,11 @@ impl Session {
     }
 
     /// The greeting, and with `wait` the long poll for a change of the master's partitions.
-    async fn greet(&mut self, wait: Option<Duration>) -> Result<(), String> {
+    async fn greet(&mut self, wait: Option<Duration>) -> Result<Option<Greeting>, String> {
         let own_node = self.options.store.node_id();
         let greeting = Greeting {
             slave_id: Some(self.options.slave_id.get()),
+            epoch: self.options.store.epoch().0,
             node: Text::from(own_node),
             catalog: self.catalog,
             wait: wait.filter(|_| self.catalog.is_some()),
@@ -171,19 +189,23 @@ impl Session {
             if let Some(wait) = wait {
                 tokio::time::sleep(wait).await;
             }
-            return Ok(());
+            return Ok(None);
         };
         if theirs.role != Role::Master {
             return Err("this is a slave, not a master".to_owned());
         }
         if !theirs.node.is_empty() && *theirs.node == *own_node {
-            return Err("this is the slave itself: its address is registered as the master's".to_owned());
+            return Err(
+                "duplicate: this data directory is a copy of the master's, or the slave's own address is registered \
+                        as the master's; if it is a copy, remove .metaq from its data path"
+                    .to_owned(),
+            );
         }
         self.catalog = theirs.catalog;
-        match theirs.ids {
-            Some(mark) => self.raise_ids(MessageId(mark)).await,
-            None => Ok(()),
+        if let Some(mark) = theirs.ids {
+            self.raise_ids(MessageId(mark)).await?;
         }
+        Ok(Some(theirs))
     }
 
     /// Before any record with an id up to `mark` is kept here, the mark is durable: a promoted slave gives no id twice.
@@ -204,10 +226,49 @@ impl Session {
         Ok(listing::parse(&String::from_utf8_lossy(&text)))
     }
 
+    /// Fetches the master's configuration for whoever follows it, when it is another than before (`checksum` is what the
+    /// master says now) or when somebody asked.
+    async fn fetch_config(&mut self, checksum: Option<u32>) -> Result<(), String> {
+        let asked = self.board.config_asked.swap(false, Ordering::Relaxed);
+        if self.board.config.receiver_count() == 0 || (self.config == Some(checksum) && !asked) {
+            return Ok(());
+        }
+        let text = in_time(self.way.client.stats("config"), None).await?;
+        self.config = Some(checksum);
+        self.board.config.send_replace(Some(text));
+        Ok(())
+    }
+
+    /// Shows the partitions that are not followed, and why.
+    fn show_held(&self, listed: &[Listed]) {
+        for (partition, stop) in &self.held {
+            let end = listed.iter().find(|l| l.partition == *partition).map(|l| l.end);
+            let log = self.options.store.get(&partition.topic, partition.number as i32);
+            let positions = log.map(|log| log.positions());
+            let mut pull = Pull::new(match positions {
+                None => Log::Absent { from: Offset::ZERO },
+                Some(positions) => Log::Present { first: positions.kept, end: positions.written },
+            });
+            pull.hold(stop.clone(), end);
+            self.board.update(&self.board.cell(partition), &pull, true);
+            warn!(%partition, "the partition is not copied: {stop}");
+        }
+    }
+
+    /// Takes off the logs what the master no longer has.
+    fn trim(&mut self, listed: &[Listed]) {
+        let followed = listed.iter().filter(|listed| !self.held.contains_key(&listed.partition));
+        let behind = trim::behind(&self.options.store, followed);
+        if !behind.is_empty() {
+            self.tasks.spawn(trim::run(behind));
+        }
+    }
+
     /// Starts what is not followed yet.
     fn follow(&mut self, listed: Vec<Listed>) {
+        self.trim(&listed);
         for Listed { partition, first, end } in listed {
-            if !self.followed.insert(partition.clone()) {
+            if self.held.contains_key(&partition) || !self.followed.insert(partition.clone()) {
                 continue;
             }
             let follow = Follow {

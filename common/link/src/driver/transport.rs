@@ -47,6 +47,11 @@ impl Way {
         }
     }
 
+    /// For the log.
+    pub(super) fn name(&self) -> &'static str {
+        if self.streams.is_some() { "quic" } else { "tcp" }
+    }
+
     /// Why what failed for `reason` failed, where the connection knows better.
     pub(super) fn why(&self, reason: String) -> String {
         match self.streams.as_ref().and_then(Connection::close_reason) {
