@@ -77,9 +77,11 @@ async fn serve(config: BrokerConfig, local: bool, consent: Consent) -> Result<()
             () = signals.stop() => return assembly::stop(node, &store, None, Duration::ZERO).await,
         };
         reign::begin(&store, fence.epoch, &config.system.data_path, promoted).await?;
+        begin_transactions(&live, &store, &node).await?;
         Registry::reign(&config.zookeeper, wanted, fence)
     } else {
         reign::begin(&store, reign::next_epoch(&store), &config.system.data_path, promoted).await?;
+        begin_transactions(&live, &store, &node).await?;
         node.gate().open(None);
         Registry::start(&config.zookeeper, wanted)
     };
@@ -93,6 +95,13 @@ async fn serve(config: BrokerConfig, local: bool, consent: Consent) -> Result<()
     drop(retention);
     assembly::stop(node, &store, Some(registry), config.zookeeper.sync_time).await?;
     outcome
+}
+
+async fn begin_transactions(live: &Live, store: &Arc<Store>, node: &Node) -> Result<()> {
+    let (live, store) = (live.clone(), Arc::clone(store));
+    let opened = tokio::task::spawn_blocking(move || assembly::open_transactions(&live, &store));
+    node.begin_transactions(opened.await.context("opening the transactions")??);
+    Ok(())
 }
 
 /// Follows signals, the lease and the store's partitions until the node has to stop.

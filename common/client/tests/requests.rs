@@ -103,7 +103,7 @@ async fn every_command_gets_its_answer() {
 #[tokio::test]
 async fn a_get_tells_its_outcomes_apart() {
     let (client, mut broker) = connected().await;
-    let extra = ValueExtra { segment: Offset::ZERO, end: Offset::MAX, epoch: 7 };
+    let extra = ValueExtra { segment: Offset::ZERO, end: Offset::MAX, epoch: 7, journal: None };
     let value = |extra| GetAnswer::Value { body: Bytes::from_static(b"abc"), extra };
     let cases = [
         ("value 3 OPAQUE\r\nabc", value(None)),

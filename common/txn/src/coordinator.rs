@@ -99,6 +99,11 @@ impl Coordinator {
         self.inner.table.lock().begin(session, key, timeout, timers_max, Instant::now())
     }
 
+    /// Whether a message may be put into a transaction now.
+    pub fn check(&self, session: SessionId, key: &TransactionKey) -> Result<(), Refused> {
+        self.inner.table.lock().check(session, key)
+    }
+
     /// Puts a checked message into a transaction. `done` is called once it is in the journal, usually before this
     /// returns.
     pub fn put(

@@ -237,6 +237,16 @@ impl Table {
         self.by_name.get(&name(session, key)).copied()
     }
 
+    /// Whether a put is accepted.
+    pub(crate) fn check(&self, session: SessionId, key: &TransactionKey) -> Result<(), Refused> {
+        let number = self.find(session, key).ok_or_else(|| Refused::not_started(key).for_put())?;
+        match &self.by_number[&number].state {
+            State::Open => Ok(()),
+            State::Ended(outcome) => Err(Refused::heuristic(key, *outcome).for_put()),
+            _ => Err(Refused::put_after_prepare(key)),
+        }
+    }
+
     /// Counts a put in; the answer is the transaction and the place of its target there.
     pub(crate) fn put(
         &mut self,
@@ -245,13 +255,9 @@ impl Table {
         partition: &PartitionId,
         record_bytes: u64,
     ) -> Result<(Number, u32), Refused> {
+        self.check(session, key)?;
         let number = self.find(session, key).ok_or_else(|| Refused::not_started(key).for_put())?;
         let transaction = self.by_number.get_mut(&number).expect("what is named exists");
-        match &transaction.state {
-            State::Open => {}
-            State::Ended(outcome) => return Err(Refused::heuristic(key, *outcome).for_put()),
-            _ => return Err(Refused::put_after_prepare(key)),
-        }
         let messages = transaction.messages.len() + transaction.in_flight as usize;
         if transaction.run_bytes + record_bytes > u64::from(RUN_BYTES_MAX) || messages >= TRANSACTION_MESSAGES_MAX {
             let text = format!(

@@ -165,6 +165,9 @@ pub fn encode_value_head(out: &mut BytesMut, body_bytes: u32, opaque: Opaque, ex
         named(out, "seg", extra.segment.get());
         named(out, "end", extra.end.get());
         named(out, "epoch", extra.epoch);
+        if let Some(journal) = extra.journal {
+            named(out, "journal", journal.get());
+        }
     }
     end(out, b"");
 }

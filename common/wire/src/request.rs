@@ -98,12 +98,17 @@ pub enum TransactionKind {
     Rollback,
     Recover,
     Forget,
+    /// An operator decides about a prepared branch in its coordinator's place; accepted from this machine only.
+    HeuristicCommit,
+    HeuristicRollback,
+    /// Neither: the branch is taken off the list of the prepared.
+    HeuristicComplete,
     /// Ignored, and the only request but `quit` that gets no answer.
     End,
 }
 
 impl TransactionKind {
-    pub const ALL: [TransactionKind; 8] = [
+    pub const ALL: [TransactionKind; 11] = [
         TransactionKind::Begin,
         TransactionKind::Prepare,
         TransactionKind::CommitOnePhase,
@@ -111,6 +116,9 @@ impl TransactionKind {
         TransactionKind::Rollback,
         TransactionKind::Recover,
         TransactionKind::Forget,
+        TransactionKind::HeuristicCommit,
+        TransactionKind::HeuristicRollback,
+        TransactionKind::HeuristicComplete,
         TransactionKind::End,
     ];
 
@@ -124,6 +132,9 @@ impl TransactionKind {
             TransactionKind::Rollback => "ROLLBACK",
             TransactionKind::Recover => "RECOVER",
             TransactionKind::Forget => "FORGET",
+            TransactionKind::HeuristicCommit => "HEURISTIC_COMMIT",
+            TransactionKind::HeuristicRollback => "HEURISTIC_ROLLBACK",
+            TransactionKind::HeuristicComplete => "HEURISTIC_COMPLETE",
             TransactionKind::End => "END",
         }
     }

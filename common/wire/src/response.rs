@@ -26,7 +26,7 @@ impl Response {
     }
 }
 
-/// The trailing words `seg=… end=… epoch=…` of a value, which only a greeted replica gets.
+/// The trailing words `seg=… end=… epoch=… journal=…` of a value, which only a greeted replica gets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ValueExtra {
     /// Where the segment begins that the bytes lie in.
@@ -35,21 +35,24 @@ pub struct ValueExtra {
     pub end: Offset,
     /// The reign in which the bytes were written.
     pub epoch: u64,
+    /// A replica must hold the transaction journal up to here before it appends the bytes.
+    pub journal: Option<Offset>,
 }
 
 impl ValueExtra {
-    /// All three words must be there; unknown ones are ignored.
+    /// The first three words must be there; unknown ones are ignored.
     fn from_words<'a>(words: impl Iterator<Item = &'a [u8]>) -> Option<ValueExtra> {
-        let (mut segment, mut end, mut epoch) = (None, None, None);
+        let (mut segment, mut end, mut epoch, mut journal) = (None, None, None, None);
         for (name, value) in words.filter_map(named_value) {
             match name {
                 b"seg" => segment = unsigned64(value).and_then(Offset::new),
                 b"end" => end = unsigned64(value).and_then(Offset::new),
                 b"epoch" => epoch = unsigned64(value),
+                b"journal" => journal = unsigned64(value).and_then(Offset::new),
                 _ => {}
             }
         }
-        Some(ValueExtra { segment: segment?, end: end?, epoch: epoch? })
+        Some(ValueExtra { segment: segment?, end: end?, epoch: epoch?, journal })
     }
 }
 

@@ -100,7 +100,8 @@ fn request() -> impl Strategy<Value = Request> {
 fn response() -> impl Strategy<Value = Response> {
     let status = prop::sample::select(vec![Status::Success, Status::Moved, Status::NotFound, Status::Forbidden]);
     let offset = || (0..=i64::MAX as u64).prop_map(|offset| Offset::new(offset).unwrap());
-    let extra = (offset(), offset(), any::<u64>()).prop_map(|(segment, end, epoch)| ValueExtra { segment, end, epoch });
+    let extra = (offset(), offset(), any::<u64>(), proptest::option::of(offset()))
+        .prop_map(|(segment, end, epoch, journal)| ValueExtra { segment, end, epoch, journal });
     prop_oneof![
         (status, opaque(), vec(any::<u8>(), 0..300)).prop_map(|(status, opaque, body)| Response::Result {
             code: status.code().into(),

@@ -1,0 +1,46 @@
+//! The coordinator of this node's transactions: there is one only while it reigns.
+
+use metaq_txn::{Coordinator, Line, SessionId};
+use std::fmt::Write;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+#[derive(Default)]
+pub(crate) struct Transactions {
+    coordinator: OnceLock<Coordinator>,
+    sessions: AtomicU64,
+}
+
+impl Transactions {
+    /// From now on transactions are accepted. A second call changes nothing.
+    pub(crate) fn begin(&self, coordinator: Coordinator) {
+        let _ = self.coordinator.set(coordinator);
+    }
+
+    /// `None` on a slave, and on a master whose reign has not begun.
+    pub(crate) fn get(&self) -> Option<&Coordinator> {
+        self.coordinator.get()
+    }
+
+    /// A name for a connection, which local transactions are bound to; never 0.
+    pub(crate) fn next_session(&self) -> SessionId {
+        self.sessions.fetch_add(1, Relaxed) + 1
+    }
+
+    pub(crate) fn session_ended(&self, session: SessionId) {
+        if let Some(coordinator) = self.get() {
+            coordinator.session_ended(session);
+        }
+    }
+
+    /// The lines of `stats transactions`: one each with its key last, which may hold anything but a blank.
+    pub(crate) fn write_stats(&self, out: &mut String) {
+        for Line { key, state, age, messages, bytes } in self.get().map(Coordinator::lines).unwrap_or_default() {
+            let _ = write!(
+                out,
+                "state {state} age_seconds {} messages {messages} bytes {bytes} key {key}\r\n",
+                age.as_secs()
+            );
+        }
+    }
+}
