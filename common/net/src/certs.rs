@@ -35,8 +35,8 @@ pub enum CertError {
     Empty { path: String, what: &'static str },
     #[error("{path} is no usable {what}: {reason}")]
     Unusable { path: String, what: &'static str, reason: String },
-    #[error("the certificate in {path} has expired {days} days ago; issue a new one with 'metaq cert issue'")]
-    Expired { path: String, days: i64 },
+    #[error("the certificate in {path} has expired {ago} ago; issue a new one with 'metaq cert issue'")]
+    Expired { path: String, ago: String },
     #[error("the certificate in {path} is not valid yet; is the clock right?")]
     NotYetValid { path: String },
     #[error("the certificate in {path} may not be shown by both servers and clients; nodes are both")]
@@ -134,7 +134,7 @@ impl Certificates {
 fn check_facts(path: &Path, certificate: &CertificateDer<'_>, now_unix: i64) -> Result<Facts, CertError> {
     let facts = facts(certificate).map_err(|reason| unusable(path, reason))?;
     if facts.not_after_unix < now_unix {
-        return Err(CertError::Expired { path: shown(path), days: -facts.days_left(now_unix) });
+        return Err(CertError::Expired { path: shown(path), ago: span(now_unix - facts.not_after_unix) });
     }
     if facts.not_before_unix > now_unix {
         return Err(CertError::NotYetValid { path: shown(path) });
@@ -214,6 +214,13 @@ fn roots_of(authorities: &[CertificateDer<'static>], path: &Path) -> Result<Root
         roots.add(authority.clone()).map_err(|error| unusable(path, error.to_string()))?;
     }
     Ok(roots)
+}
+
+/// A time in the unit a person would take.
+fn span(seconds: i64) -> String {
+    const UNITS: [(i64, &str); 3] = [(24 * 3600, "days"), (3600, "hours"), (60, "minutes")];
+    let unit = UNITS.into_iter().find(|(length, _)| seconds >= 2 * length);
+    unit.map_or_else(|| format!("{seconds} seconds"), |(length, name)| format!("{} {name}", seconds / length))
 }
 
 fn unusable(path: &Path, reason: String) -> CertError {

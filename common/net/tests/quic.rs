@@ -1,5 +1,7 @@
 //! Handshakes over the loopback: who comes in, and what is said to and of those who do not.
 
+#![expect(clippy::unwrap_used, reason = "a test that cannot set up fails")]
+
 use metaq_net::certs::{CertError, CertFiles, Identity};
 use metaq_net::quic::{self, Connection, Listener};
 use metaq_net::refusals::{Reason, Refusals};
