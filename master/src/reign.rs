@@ -41,7 +41,7 @@ pub(crate) fn measure_promotion(store: &Store, data_path: &Path) -> Result<Optio
             return Ok(None);
         }
     };
-    let ends = store.partitions().iter().map(|p| (p.id().clone(), p.positions().written)).collect();
+    let ends = store.logs().iter().map(|p| (p.id().clone(), p.positions().written)).collect();
     let measurement = measure(&record, &ends, unix_ms());
     for line in measurement.to_string().lines() {
         if measurement.is_level() {

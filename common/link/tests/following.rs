@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use metaq_link::driver::{Link, LinkOptions};
+use metaq_link::driver::{LinkTransport, Link, LinkOptions};
 use metaq_link::progress::LinkState;
 use metaq_link::promotion::Record;
 use metaq_store::Store;
@@ -32,6 +32,7 @@ impl Slave {
             group: "meta-slave-group_0".to_owned(),
             delay_max: Duration::from_millis(100),
             accept_divergence: false,
+            transport: LinkTransport::Tcp,
             store: Arc::clone(&store),
             rules: Arc::new(move |_| rules(&path)),
             master: master_seen,

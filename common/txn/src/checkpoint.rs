@@ -154,6 +154,10 @@ impl Inner {
                     tracing::warn!(%fault, "the transaction journal could not be cut");
                 }
                 self.checkpoints.lock().marks.pop_front();
+                if removed.segments > 0 {
+                    // Slaves let theirs begin where ours does.
+                    self.store.bump_catalog();
+                }
             }
             Err(error) => tracing::error!(%error, "cutting the transaction journal ended badly"),
         }

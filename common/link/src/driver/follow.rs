@@ -4,9 +4,10 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use metaq_client::{ClientError, GetAnswer};
-use metaq_store::{AppendError, CreateError, Partition, Refusal};
+use metaq_store::{AppendError, CreateError, Partition, Reader, Refusal};
 use metaq_types::limits::{LONG_POLL_MAX, TRANSFER_BYTES_MIN};
 use metaq_types::{Offset, PartitionId};
+use metaq_wire::ValueExtra;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -33,6 +34,11 @@ const LISTENING_BYTES_MIN: u32 = 2 * 1024;
 
 /// A get that is not answered for this long beyond its wait is given up; the keep-alive decides about the connection.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
+
+const JOURNAL_CHECK_INTERVAL: Duration = Duration::from_secs(1);
+
+/// Partition bytes that wait longer for the journal than this are worth a line.
+const JOURNAL_PATIENCE: Duration = Duration::from_secs(10);
 
 const BUDGET_UNIT_BYTES: u32 = 1024;
 
@@ -104,6 +110,11 @@ pub(super) async fn run(follow: Follow) {
         };
         // The permit is held until the bytes are appended.
         let Some((answer, _permit)) = answered else { return };
+        if let Answer::Value { extra: Some(ValueExtra { journal: Some(bound), .. }), .. } = &answer
+            && !follow.journal_reached(*bound).await
+        {
+            return;
+        }
         let step = pull.on_answer(answer, follow.options.delay_max);
         follow.board.update(&follow.cell, &pull, true);
         let pause = follow.take(step, &mut pull, &mut log).await;
@@ -138,8 +149,34 @@ impl From<AppendError> for Failure {
 
 impl Follow {
     fn local(&self) -> Option<Arc<Partition>> {
+        if self.partition.is_journal() {
+            return self.options.store.journal();
+        }
         let number = i32::try_from(self.partition.number).ok()?;
         self.options.store.get(&self.partition.topic, number)
+    }
+
+    /// Waits until this slave's transaction journal is durable up to `bound`: without the decision no batch may be here,
+    /// or a promotion could neither finish it nor know that it is one. `false` when told to stop.
+    async fn journal_reached(&self, bound: Offset) -> bool {
+        let begun = Instant::now();
+        let mut said = false;
+        loop {
+            // Asked for anew each time: stepping over a gap replaces it.
+            let Some(journal) = self.options.store.journal() else { return true };
+            let Some(before) = bound.get().checked_sub(1).and_then(Offset::new) else { return true };
+            tokio::select! {
+                () = journal.readable_beyond(before, Reader::Replica) => {}
+                () = tokio::time::sleep(JOURNAL_CHECK_INTERVAL) => {}
+                () = self.stop.cancelled() => return false,
+            }
+            if journal.positions().durable >= bound {
+                return true;
+            }
+            if begun.elapsed() >= JOURNAL_PATIENCE && !std::mem::replace(&mut said, true) {
+                warn!(partition = %self.partition, %bound, "waiting for the transaction journal, which is not copied that far");
+            }
+        }
     }
 
     /// Does one step; answers how long to wait before the next get.

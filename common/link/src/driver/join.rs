@@ -46,7 +46,7 @@ pub(super) async fn join(
         Kinship::Unknown => compare_ends(options, client, listed).await?,
         Kinship::Shared(shared) => {
             let mut held = Held::new();
-            for partition in options.store.partitions() {
+            for partition in options.store.logs() {
                 let (id, own_end) = (partition.id().clone(), partition.positions().written);
                 let their_end = listed.iter().find(|l| l.partition == id).map_or(Offset::ZERO, |l| l.end);
                 let common = shared.common_end(&id, own_end, their_end);

@@ -9,7 +9,10 @@ use crate::listing::Listed;
 pub(super) fn behind<'a>(store: &Store, listed: impl Iterator<Item = &'a Listed>) -> Vec<(Arc<Partition>, Offset)> {
     let logs = listed.filter_map(|listed| {
         let number = i32::try_from(listed.partition.number).ok()?;
-        let log = store.get(&listed.partition.topic, number)?;
+        let log = match listed.partition.is_journal() {
+            true => store.journal()?,
+            false => store.get(&listed.partition.topic, number)?,
+        };
         (log.positions().kept < listed.first).then_some((log, listed.first))
     });
     logs.collect()
