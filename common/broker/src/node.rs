@@ -14,7 +14,7 @@ use crate::transactions::Transactions;
 use crate::transport::{Buffers, Transport};
 use crate::view;
 use bytes::BytesMut;
-use metaq_config::{BrokerConfig, DeleteAction, DeletePolicy, FlushTxLog, Live, Topic};
+use metaq_config::{BrokerConfig, DeleteAction, FlushTxLog, Live, Topic};
 use metaq_link::driver::StatusSource;
 use metaq_link::replicas::{Replicas, write_stats};
 use metaq_net::certs::Identity;
@@ -304,18 +304,19 @@ pub(crate) fn partition_rules(topic: &Topic) -> PartitionRules {
     PartitionRules {
         flush: Flush { threshold: topic.unflush_threshold, interval: topic.unflush_interval },
         segment_bytes_max: topic.max_segment_size,
-        retention: retention(&topic.delete_policy),
+        retention: retention(topic),
         data_path: topic.data_path.clone(),
     }
 }
 
-fn retention(policy: &DeletePolicy) -> Retention {
-    let disposal = match policy.action {
+fn retention(topic: &Topic) -> Retention {
+    let disposal = match topic.delete_policy.action {
         DeleteAction::Delete => Disposal::Delete,
         DeleteAction::Archive { compress: false } => Disposal::Archive,
         DeleteAction::Archive { compress: true } => Disposal::Compress,
     };
-    Retention { age: policy.age, disposal }
+    let bytes_max = Some(topic.retention_bytes).filter(|bytes| *bytes > 0);
+    Retention { age: topic.delete_policy.age, bytes_max, disposal }
 }
 
 /// The rules for a topic's name by a configuration: its section, a pattern's, else the system's defaults, so that

@@ -177,6 +177,9 @@ keys! {
         .means("most bytes in the answer to one get, and so the largest message");
     DELETE_POLICY = Key::system("deletePolicy", Kind::Text, Default("delete,168")).per_topic().shared()
         .means("what becomes of old segments: delete,AGE or archive,AGE[,true]");
+    RETENTION_BYTES = Key::system("retentionBytes", within(0, DISK_BYTES_MAX), Default("0")).unit("bytes")
+        .per_topic().shared()
+        .means("old segments of a partition go while it has more than this, however young they are; 0: only by age");
     DELETE_WHEN = Key::system("deleteWhen", Kind::Text, Default("0 0 6,18 * * ?")).per_topic().shared()
         .means("when deletePolicy is applied: a Quartz cron expression, seconds first");
     ACCEPT_PUBLISH = Key::system("acceptPublish", Kind::Bool, Default("true")).per_topic().shared()

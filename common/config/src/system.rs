@@ -41,6 +41,8 @@ pub struct System {
     /// Bytes in the answer to one get.
     pub max_transfer_size: u32,
     pub delete_policy: DeletePolicy,
+    /// As [`crate::Topic::retention_bytes`].
+    pub retention_bytes: u64,
     pub delete_when: DeleteWhen,
     pub accept_publish: bool,
     pub accept_subscribe: bool,
@@ -106,6 +108,7 @@ impl System {
             delete_policy: values
                 .parsed(&keys::DELETE_POLICY, str::parse)
                 .unwrap_or_else(|| default(&keys::DELETE_POLICY)),
+            retention_bytes: values.unsigned(&keys::RETENTION_BYTES),
             delete_when: values.parsed(&keys::DELETE_WHEN, str::parse).unwrap_or_else(|| default(&keys::DELETE_WHEN)),
             accept_publish: values.bool(&keys::ACCEPT_PUBLISH),
             accept_subscribe: values.bool(&keys::ACCEPT_SUBSCRIBE),
@@ -130,6 +133,7 @@ impl System {
             max_segment_size: self.max_segment_size,
             data_path: self.data_path.clone(),
             delete_policy: self.delete_policy.clone(),
+            retention_bytes: self.retention_bytes,
             delete_when: self.delete_when.clone(),
             accept_publish: self.accept_publish,
             accept_subscribe: self.accept_subscribe,
@@ -164,6 +168,7 @@ impl System {
             (&keys::MAX_SEGMENT_SIZE, self.max_segment_size.to_string()),
             (&keys::MAX_TRANSFER_SIZE, self.max_transfer_size.to_string()),
             (&keys::DELETE_POLICY, self.delete_policy.to_string()),
+            (&keys::RETENTION_BYTES, self.retention_bytes.to_string()),
             (&keys::DELETE_WHEN, self.delete_when.to_string()),
             (&keys::ACCEPT_PUBLISH, self.accept_publish.to_string()),
             (&keys::ACCEPT_SUBSCRIBE, self.accept_subscribe.to_string()),

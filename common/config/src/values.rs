@@ -85,6 +85,13 @@ impl<'a> Values<'a> {
         T::try_from(self.integer(key)).unwrap_or_else(|_| panic!("the range of {} is wider than its type", key.name))
     }
 
+    pub(crate) fn unsigned_or(&mut self, key: &Key, inherited: u64) -> u64 {
+        match self.entry(key) {
+            Some(_) => self.unsigned(key),
+            None => inherited,
+        }
+    }
+
     pub(crate) fn millis(&mut self, key: &Key) -> Duration {
         Duration::from_millis(self.unsigned(key))
     }

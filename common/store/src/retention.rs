@@ -22,12 +22,14 @@ use std::time::{Duration, UNIX_EPOCH};
 pub struct Retention {
     /// A segment may go when its newest record is older than this.
     pub age: Duration,
+    /// It may go as well while its log is larger than this.
+    pub bytes_max: Option<u64>,
     pub disposal: Disposal,
 }
 
 impl Retention {
     /// Nothing grows so old.
-    pub const FOREVER: Retention = Retention { age: Duration::MAX, disposal: Disposal::Delete };
+    pub const FOREVER: Retention = Retention { age: Duration::MAX, bytes_max: None, disposal: Disposal::Delete };
 }
 
 /// What becomes of the file of a segment that leaves its log.
@@ -74,10 +76,20 @@ pub(crate) struct Retired {
     rename: bool,
 }
 
-/// How many go of a row of sealed segments, each given by the time of its newest record: from the front, up to the
-/// first that is not older than `age`, or of which no time is known (storage, "12. Retention: policy").
-fn expired(newest_ms: impl IntoIterator<Item = Option<i64>>, age: Duration, now_ms: i64) -> usize {
-    newest_ms.into_iter().take_while(|newest_ms| newest_ms.is_some_and(|at| is_old(at, age, now_ms))).count()
+/// How many segments go from the front of a log, given by their bytes with the active one last, which never goes. Up to
+/// the first that is not older than the age, or of which no time is known (`newest_ms` of its place), once the rest is
+/// within the bytes allowed (storage, "12. Retention: policy").
+fn expired(bytes: &[u64], newest_ms: impl Fn(usize) -> Option<i64>, retention: &Retention, now_ms: i64) -> usize {
+    let mut left = bytes.iter().sum::<u64>();
+    let sealed = bytes.len().saturating_sub(1);
+    for (place, bytes) in bytes[..sealed].iter().enumerate() {
+        let too_many = retention.bytes_max.is_some_and(|max| left > max);
+        if !too_many && !newest_ms(place).is_some_and(|at| is_old(at, retention.age, now_ms)) {
+            return place;
+        }
+        left -= bytes;
+    }
+    sealed
 }
 
 fn is_old(at_ms: i64, age: Duration, now_ms: i64) -> bool {
@@ -91,10 +103,15 @@ impl Partition {
         let retention = self.rules.retention();
         self.remove_front(retention.disposal, |partition| {
             let segments = partition.segments.load_full();
-            let readable = partition.positions().readable;
-            let sealed = segments.windows(2).take_while(|pair| pair[1].base <= readable);
-            let newest_ms = sealed.map(|pair| partition.newest_ms(pair, |at| is_old(at, retention.age, now_ms)));
-            expired(newest_ms, retention.age, now_ms)
+            let positions = partition.positions();
+            // What the quorum does not hold yet stays, however old.
+            let within = segments.partition_point(|segment| segment.base <= positions.readable).max(1);
+            let segments = &segments[..within];
+            let ends = segments[1..].iter().map(|next| next.base).chain([positions.written]);
+            let bytes: Vec<u64> = segments.iter().zip(ends).map(|(segment, end)| bytes_of(segment, end)).collect();
+            let newest_ms =
+                |place| partition.newest_ms(&segments[place..place + 2], |at| is_old(at, retention.age, now_ms));
+            expired(&bytes, newest_ms, &retention, now_ms)
         })
     }
 
@@ -154,7 +171,7 @@ impl Partition {
         let segments = self.segments.load_full();
         let [first, next, ..] = &segments[..] else { return Ok(()) };
         let path = first.path(&self.directory());
-        let bytes = sealed_bytes(first, next);
+        let bytes = bytes_of(first, next.base);
         if disposal == Disposal::Compress {
             let file = self.file_of(first).map_err(RemoveError::of("open", &path))?;
             compress(&*self.shared.disk, &path, &file, bytes, || self.is_closed())
@@ -210,7 +227,7 @@ impl Partition {
         if let Some(earlier_ms) = first_of(segment).filter(|at| !is_old(*at)) {
             return Some(earlier_ms);
         }
-        let bytes = sealed_bytes(segment, next);
+        let bytes = bytes_of(segment, next.base);
         let newest_ms = match self.last_id(segment, bytes).ok().flatten().and_then(unix_ms) {
             Some(newest_ms) => newest_ms,
             None => modified_ms(&segment.path(&self.directory()))?,
@@ -237,8 +254,9 @@ impl Partition {
     }
 }
 
-fn sealed_bytes(segment: &Segment, next: &Segment) -> u64 {
-    segment.gap_from().unwrap_or(next.base).bytes_since(segment.base)
+/// The bytes of a segment that is followed by another at `next`, or ends there.
+fn bytes_of(segment: &Segment, next: Offset) -> u64 {
+    segment.gap_from().unwrap_or(next).bytes_since(segment.base)
 }
 
 fn modified_ms(path: &Path) -> Option<i64> {
@@ -250,10 +268,18 @@ fn modified_ms(path: &Path) -> Option<i64> {
 mod tests {
     use super::*;
 
+    /// Sealed segments of 10 bytes each by the times of their newest records, and an active one of 5.
+    #[track_caller]
+    fn check_bounded(newest_ms: &[Option<i64>], age_ms: u64, bytes_max: Option<u64>, count: usize) {
+        let retention = Retention { age: Duration::from_millis(age_ms), bytes_max, disposal: Disposal::Delete };
+        let bytes: Vec<u64> = newest_ms.iter().map(|_| 10).chain([5]).collect();
+        let expired = expired(&bytes, |place| newest_ms[place], &retention, 1000);
+        assert_eq!(expired, count, "{newest_ms:?} after {age_ms} ms or {bytes_max:?} bytes");
+    }
+
     #[track_caller]
     fn check(newest_ms: &[Option<i64>], age_ms: u64, count: usize) {
-        let expired = expired(newest_ms.iter().copied(), Duration::from_millis(age_ms), 1000);
-        assert_eq!(expired, count, "{newest_ms:?} after {age_ms} ms");
+        check_bounded(newest_ms, age_ms, None, count);
     }
 
     #[test]
@@ -264,6 +290,15 @@ mod tests {
         check(&[Some(900), Some(200), Some(300)], 500, 0);
         check(&[Some(100), Some(900), Some(300)], 500, 1);
         check(&[Some(100), None, Some(300)], 500, 1);
+    }
+
+    #[test]
+    fn young_segments_go_while_there_are_too_many_bytes() {
+        let young = [Some(999), None, Some(999)];
+        for (bytes_max, count) in [(35, 0), (34, 1), (25, 1), (24, 2), (15, 2), (14, 3), (5, 3), (0, 3)] {
+            check_bounded(&young, 500, Some(bytes_max), count);
+        }
+        check_bounded(&[Some(100), Some(200), Some(999)], 500, Some(30), 2);
     }
 
     #[test]

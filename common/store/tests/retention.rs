@@ -42,7 +42,7 @@ fn open(setup: &Setup, disk: Arc<FaultyDisk>, clock: &Arc<AtomicI64>, disposal: 
 }
 
 fn rules(setup: &Setup, disposal: Disposal) -> metaq_store::PartitionRules {
-    metaq_store::PartitionRules { retention: Retention { age: AGE, disposal }, ..setup.rules() }
+    metaq_store::PartitionRules { retention: Retention { age: AGE, bytes_max: None, disposal }, ..setup.rules() }
 }
 
 impl Case {
@@ -139,6 +139,19 @@ fn the_age_is_that_of_the_newest_record() {
     let case = case.crash();
     assert_eq!(case.partition().expire(START_MS + 70_000).segments, 0);
     assert_eq!(case.partition().expire(START_MS + 70_001).segments, 1);
+}
+
+#[test]
+fn a_log_that_is_too_large_loses_its_oldest_segments_first() {
+    let case = case(Disposal::Delete);
+    case.fill(4);
+    let partition = case.partition();
+    let mut rules = rules(&case.setup, Disposal::Delete);
+    rules.retention.bytes_max = Some(250);
+    partition.set_rules(&rules);
+    let removed = partition.expire(case.now());
+    assert_eq!((removed.segments, removed.first), (2, at(200)));
+    assert_eq!(partition.expire(case.now()).segments, 0);
 }
 
 /// Ids of the original tell no time: the files' own counts then, and still only from the front.
@@ -314,7 +327,7 @@ fn retention_ends_when_the_store_closes() {
 fn readers_and_writers_go_on_meanwhile() {
     let setup = Setup::new(1000, SEGMENT);
     let mut now_rules = setup.rules();
-    now_rules.retention = Retention { age: Duration::ZERO, disposal: Disposal::Delete };
+    now_rules.retention = Retention { age: Duration::ZERO, bytes_max: None, disposal: Disposal::Delete };
     let store = Store::open(StoreOptions { disk: Arc::new(OsDisk), ..setup.options() }).unwrap();
     let partition = store.get_or_create(&id("test-0"), &now_rules, at(0)).unwrap();
     let done = AtomicBool::new(false);
