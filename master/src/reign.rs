@@ -3,8 +3,8 @@
 use crate::assembly;
 use anyhow::{Context, Result, bail};
 use metaq_broker::{Gate, Node, Successor};
-use metaq_client::Client;
 use metaq_config::BrokerConfig;
+use metaq_link::driver::LinkTransport;
 use metaq_link::promotion::{Measurement, Record, measure};
 use metaq_link::verdict::{Claim, Rival, may_reign};
 use metaq_registry::fence::{ClaimError, Fence, Lease, Standing, claim};
@@ -158,16 +158,17 @@ pub(crate) async fn begin(store: &Arc<Store>, epoch: Epoch, data_path: &Path, pr
 
 /// Where no registry keeps two masters apart: tells the old master, over and over, that its reign is over, should it
 /// live or come back. Ends when it is dropped.
-pub(crate) async fn tell_predecessor(uri: String, store: Arc<Store>) {
+pub(crate) async fn tell_predecessor(uri: String, transport: LinkTransport, store: Arc<Store>) {
     let greeting =
         Greeting { epoch: store.epoch().0, node: Text::from(store.node_id()), ..Greeting::new(Role::Master) };
     loop {
-        if let Ok(client) = Client::connect(&uri, TELL_PAUSE).await
-            && client.version(Some(&greeting)).await.is_ok()
+        // The way a slave would take: a master may listen to no other.
+        if let Ok(way) = transport.reach(&uri).await
+            && way.client.version(Some(&greeting)).await.is_ok()
         {
             info!(predecessor = uri, "the old master was told that its reign is over");
             // Until it is gone: what it answers to later is the next connection.
-            client.closed().await;
+            way.client.closed().await;
         }
         tokio::time::sleep(TELL_PAUSE).await;
     }

@@ -87,8 +87,10 @@ async fn serve(config: BrokerConfig, local: bool, consent: Consent) -> Result<()
     };
     info!(uri, epoch = %store.epoch(), "serving as master");
     let predecessor = promotion.filter(|_| !config.zookeeper.enable).map(|promotion| promotion.master);
-    let _telling =
-        predecessor.map(|uri| AbortOnDropHandle::new(tokio::spawn(reign::tell_predecessor(uri, Arc::clone(&store)))));
+    let _telling = predecessor.map(|uri| {
+        let transport = secure::link_transport(&config, identity.as_ref());
+        AbortOnDropHandle::new(tokio::spawn(reign::tell_predecessor(uri, transport, Arc::clone(&store))))
+    });
 
     let retention = Retention::start(&live, &store);
     let outcome = until_stopped(&live, &node, &store, &registry, &uri, &retention, &mut signals).await;

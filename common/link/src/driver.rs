@@ -35,7 +35,7 @@ use board::Board;
 use recorder::Recorder;
 use session::SessionEnd;
 
-pub use transport::LinkTransport;
+pub use transport::{LinkTransport, Way};
 
 const RECONNECT_PAUSE_MIN: Duration = Duration::from_millis(50);
 const RECONNECT_PAUSE_MAX: Duration = Duration::from_secs(1);

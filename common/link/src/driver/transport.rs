@@ -19,11 +19,18 @@ pub enum LinkTransport {
     Quic(Arc<Identity>),
 }
 
-/// A way to a master, not greeted yet.
+impl LinkTransport {
+    /// Connects to the node at `uri`, without a greeting.
+    pub async fn reach(&self, uri: &str) -> Result<Way, String> {
+        Way::open(self, uri).await
+    }
+}
+
+/// A way to a master, not greeted yet. It ends when the last copy is dropped.
 #[derive(Clone)]
-pub(super) struct Way {
+pub struct Way {
     /// For the greeting, and for every other question.
-    pub(super) client: Client,
+    pub client: Client,
     /// Over QUIC: where each partition gets a stream of its own.
     pub(super) streams: Option<Connection>,
 }
