@@ -1,6 +1,6 @@
 //! `server.ini` as people write it: what is read, what is refused and in which words.
 
-use metaq_config::{BrokerConfig, DeleteAction, FlushTxLog};
+use metaq_config::{BrokerConfig, DeleteAction, FlushTxLog, ReplicationTransport, TlsClientAuth};
 use std::path::Path;
 use std::time::Duration;
 
@@ -352,4 +352,27 @@ fn a_file_that_cannot_be_read_is_an_error() {
     let path = directory.path().join("server.ini");
     std::fs::write(&path, file("", "")).unwrap();
     assert_eq!(BrokerConfig::load(&path).unwrap().path, path);
+}
+
+#[test]
+fn encryption_needs_certificates_and_all_three_files() {
+    let none = read("", "").system;
+    assert_eq!((none.tls_port, none.tls_files), (0, None));
+    assert_eq!(none.replication_transport, ReplicationTransport::Auto);
+    let files = "tlsCertFile=n.pem\ntlsKeyFile=n.key\ntlsCaFile=ca.pem\n";
+    let all = read(&format!("{files}tlsPort=8443\ntlsClientAuth=required\nreplicationTransport=quic"), "").system;
+    assert_eq!(all.tls_files.unwrap().authorities, Path::new("ca.pem"));
+    assert_eq!((all.tls_port, all.tls_client_auth), (8443, TlsClientAuth::Required));
+    refuse_system("tlsPort=8443", "tlsPort needs a certificate; write tlsCertFile, tlsKeyFile and tlsCaFile");
+    refuse_system(
+        "replicationTransport=quic",
+        "replicationTransport needs a certificate; write tlsCertFile, tlsKeyFile and tlsCaFile",
+    );
+    refuse_system("replicationTransport=udp", "replicationTransport: 'udp' is none of auto, quic, tcp");
+    let halves = parse(&file("tlsKeyFile=n.key", "")).unwrap_err();
+    assert_eq!(
+        halves,
+        "server.ini:9: tlsKeyFile is of no use without tlsCertFile; write all three or none\n\
+         server.ini:9: tlsKeyFile is of no use without tlsCaFile; write all three or none"
+    );
 }

@@ -195,6 +195,27 @@ fn a_master_of_quic_only_lets_no_slave_in_that_proves_nothing() -> Result<()> {
     put_many(&master, 3)
 }
 
+/// Where no registry keeps two masters apart, the new one tells the old one, which here listens to nothing but QUIC.
+#[test]
+fn an_old_master_is_told_over_quic_that_its_reign_is_over() -> Result<()> {
+    let authority = Authority::new("orders")?;
+    let (mut a, mut b) = (site(Some(&authority.issue("a")?))?, site(Some(&authority.issue("b")?))?);
+    for site in [&mut a, &mut b] {
+        site.set("replicationTransport", "quic");
+    }
+    let mut master = a.start_master(&[])?;
+    let slave = start_slave(&b, 0, &master)?;
+    put_many(&master, 30)?;
+    wait_level(&master, &slave, "test", 3)?;
+    master.signal(Signal::STOP)?;
+    assert!(slave.stop()?.success());
+    let promoted = b.start_slave(&[])?;
+    master.signal(Signal::CONT)?;
+    assert_eq!(master.wait_exit()?.code(), Some(1));
+    assert!(master.log_text().contains("another master has begun to reign"), "{}", master.log_text());
+    put_many(&promoted, 3)
+}
+
 #[test]
 fn a_certificate_of_another_cluster_is_refused_and_named_on_both_sides() -> Result<()> {
     let (ours, theirs) = (Authority::new("orders")?, Authority::new("payments")?);

@@ -32,6 +32,10 @@ const LISTENING_BYTES_MAX: u32 = 32 * 1024 * 1024;
 /// A listening get asks for no less, however many there are: a small message should come with the first answer.
 const LISTENING_BYTES_MIN: u32 = 2 * 1024;
 
+/// Listening gets that end with nothing, in a second: many partitions wait longer each, so that idle ones cost little.
+/// What comes is answered at once however long the wait.
+const IDLE_GETS_PER_SECOND_MAX: u32 = 1000;
+
 /// A get that is not answered for this long beyond its wait is given up; the keep-alive decides about the connection.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -63,6 +67,11 @@ impl Budget {
     fn listening_bytes(&self) -> u32 {
         let listeners = u32::try_from(self.listeners.load(Ordering::Relaxed)).unwrap_or(u32::MAX);
         (LISTENING_BYTES_MAX / listeners).clamp(LISTENING_BYTES_MIN, FETCH_BYTES)
+    }
+
+    fn listening_wait(&self, delay_max: Duration) -> Duration {
+        let listeners = u32::try_from(self.listeners.load(Ordering::Relaxed)).unwrap_or(u32::MAX);
+        delay_max.max(Duration::from_secs(1) * listeners / IDLE_GETS_PER_SECOND_MAX).min(LONG_POLL_MAX)
     }
 
     /// Waits until `bytes` may be asked for. Cancel-safe.
@@ -225,7 +234,7 @@ impl Follow {
             (bytes, Some(self.budget.take(bytes).await), None)
         } else {
             let bytes = self.budget.listening_bytes().max(get.bytes_min).max(TRANSFER_BYTES_MIN);
-            (bytes, None, Some(self.options.delay_max.min(LONG_POLL_MAX)))
+            (bytes, None, Some(self.budget.listening_wait(self.options.delay_max)))
         };
         let max_bytes = i32::try_from(bytes).unwrap_or(i32::MAX);
         let asked = Instant::now();
@@ -316,6 +325,21 @@ impl Follow {
             Ok(Ok(_)) => Ok(end),
             Ok(Err(error)) => Err(error.into()),
             Err(_) => Err(Failure::Lasting("the append was never answered".to_owned())),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn idle_partitions_cost_no_more_than_so_many_gets() {
+        let budget = Budget::default();
+        let delay_max = Duration::from_millis(500);
+        for (listeners, wait_ms) in [(1, 500), (500, 500), (2_000, 2_000), (10_000, 10_000), (100_000, 30_000)] {
+            budget.set_listeners(listeners);
+            assert_eq!(budget.listening_wait(delay_max).as_millis(), wait_ms, "{listeners}");
         }
     }
 }
