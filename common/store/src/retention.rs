@@ -97,7 +97,8 @@ fn is_old(at_ms: i64, age: Duration, now_ms: i64) -> bool {
 }
 
 impl Partition {
-    /// Takes off the log the sealed segments whose newest record is older than the topic keeps them. Blocks on the disk.
+    /// Takes off the log the sealed segments whose newest record is older than the topic keeps them, and those that are
+    /// more than it keeps. Blocks on the disk, and reads a segment when nothing else tells the age of its newest record.
     /// A slice that is being sent keeps its file; nobody else notices but those who ask for what is gone.
     pub fn expire(self: &Arc<Self>, now_ms: i64) -> Removed {
         let retention = self.rules.retention();

@@ -1,4 +1,5 @@
 //! What leaves the front of a log, and what nobody may notice of it.
+#![expect(clippy::unwrap_used, reason = "also in the functions that tests share")]
 
 mod support;
 
