@@ -77,9 +77,9 @@ impl Drop for ConfigSync {
 async fn follow(path: PathBuf, mut masters: watch::Receiver<Option<Bytes>>, changed: Arc<Notify>) {
     let mut retry = false;
     loop {
-        match tokio::time::timeout(if retry { RETRY } else { Duration::MAX }, masters.changed()).await {
-            Ok(Err(_)) => return,
-            Ok(Ok(())) | Err(_) => {}
+        let patience = if retry { RETRY } else { Duration::MAX };
+        if let Ok(Err(_)) = tokio::time::timeout(patience, masters.changed()).await {
+            return;
         }
         let Some(text) = masters.borrow_and_update().clone() else { continue };
         let own = path.clone();
