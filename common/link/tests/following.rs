@@ -11,7 +11,7 @@ use std::time::Duration;
 use metaq_link::driver::{Link, LinkOptions, LinkTransport};
 use metaq_link::progress::LinkState;
 use metaq_link::promotion::Record;
-use metaq_store::Store;
+use metaq_store::{PartitionRules, Retention, Store};
 use metaq_types::{PartitionId, SlaveId};
 use support::{Faults, Master, messages, open_store, rules, segments, until};
 use tokio::sync::watch;
@@ -208,4 +208,37 @@ async fn an_original_master_is_followed_to_the_same_files() {
     }
     assert_eq!(segments(m.path()), segments(s.path()));
     slave.stop().await;
+}
+
+/// Behind a master that greets and behind one that does not.
+#[tokio::test]
+async fn what_the_master_removes_goes_and_what_it_is_configured_with_comes() {
+    for original in [false, true] {
+        let (m, s) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let faults = Faults { original, config: AtomicU32::new(1), ..Faults::default() };
+        let master = Master::start(m.path(), faults).await;
+        master.put("a-0", messages(0..400)).await;
+        let slave = Slave::start(s.path(), Some(master.uri()));
+        let (source, mut config) = (slave.link.config_source(), slave.link.config_source().follow());
+        until("a-0", || slave.holds(&master, "a-0")).await;
+        config.wait_for(|text| text.as_deref() == Some(b"1")).await.unwrap();
+
+        let partition = master.store.get("a", 0).unwrap();
+        let retention = Retention { age: Duration::ZERO, ..Retention::FOREVER };
+        partition.set_rules(&PartitionRules { retention, ..rules(m.path()) });
+        let removed = tokio::task::spawn_blocking(move || partition.expire(i64::MAX)).await.unwrap();
+        assert!(removed.segments > 3 && segments(s.path()).len() > segments(m.path()).len());
+        master.faults.config.store(2, Ordering::SeqCst);
+        if original {
+            source.ask_again();
+        } else {
+            master.store.bump_catalog();
+        }
+        until("the same is gone", || segments(s.path()) == segments(m.path())).await;
+        config.wait_for(|text| text.as_deref() == Some(b"2")).await.unwrap();
+        master.put("a-0", messages(400..500)).await;
+        until("it goes on", || slave.holds(&master, "a-0")).await;
+        assert_eq!(segments(m.path()), segments(s.path()));
+        slave.stop().await;
+    }
 }

@@ -47,6 +47,8 @@ pub(crate) struct Faults {
     /// Knows nothing of greetings, waiting and segments, as the original.
     pub(crate) original: bool,
     pub(crate) values: AtomicU32,
+    /// Not a fault: what its configuration is, by a number that stands for the checksum as well.
+    pub(crate) config: AtomicU32,
 }
 
 pub(crate) struct Master {
@@ -180,6 +182,10 @@ impl Conversation {
         match request {
             Request::Get(get) => self.get(get).await,
             Request::Version(version) => self.version(version).await,
+            Request::Stats(stats) if &*stats.item == "config" => {
+                let text = self.faults.config.load(Ordering::SeqCst).to_string();
+                self.result(Status::Success, stats.opaque, &text).await;
+            }
             Request::Stats(stats) => {
                 assert_eq!(&*stats.item, "offsets");
                 let mut text = String::from("STATS\r\n");
@@ -216,6 +222,7 @@ impl Conversation {
             node: self.store.node_id().into(),
             catalog: Some(self.store.catalog_generation()),
             ids: Some(self.store.ids().high_mark().0),
+            config: Some(self.faults.config.load(Ordering::SeqCst)),
             ..Greeting::new(metaq_wire::Role::Master)
         };
         self.result(Status::Success, version.opaque, &format!("test {welcome}")).await;
