@@ -4,7 +4,7 @@ use crate::error::ClientError;
 use bytes::Bytes;
 use metaq_net::tcp;
 use metaq_types::{MessageId, Offset, Status};
-use metaq_wire::{Greeting, Response, ValueExtra};
+use metaq_wire::{Greeting, Response, Transaction, TransactionKey, ValueExtra};
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
@@ -201,6 +201,34 @@ impl Client {
             check_name("stats item", item)?;
         }
         success(self.call(0, Duration::ZERO, |out, opaque| metaq_wire::encode_stats(out, item, opaque)).await?)
+    }
+
+    /// A command about a transaction: begin it, end it, list what is prepared. The answer's text, often empty. `End` is
+    /// never answered and so not to be sent this way; the opaque of `transaction` is not used.
+    pub async fn transaction(&self, transaction: &Transaction) -> Result<Bytes, ClientError> {
+        success(
+            self.call(0, Duration::ZERO, |out, opaque| {
+                metaq_wire::encode_transaction(out, &Transaction { opaque, ..transaction.clone() });
+            })
+            .await?,
+        )
+    }
+
+    /// Puts a message into a transaction; its id, since its place is known at the commit only.
+    pub async fn put_in_transaction(
+        &self,
+        topic: &str,
+        partition: i32,
+        key: &TransactionKey,
+        body: Bytes,
+    ) -> Result<Bytes, ClientError> {
+        check_name("topic", topic)?;
+        success(
+            self.call(body.len(), Duration::ZERO, |out, opaque| {
+                metaq_wire::encode_transactional_put(out, topic, partition, 0, key, opaque, &body);
+            })
+            .await?,
+        )
     }
 
     /// `held` is how long the broker may hold the answer back by agreement.

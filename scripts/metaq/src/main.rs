@@ -11,6 +11,7 @@ mod put;
 mod replicas;
 mod show;
 mod topics;
+mod txn;
 
 use std::process::ExitCode;
 
@@ -53,6 +54,9 @@ enum Command {
     /// Replication
     #[command(subcommand)]
     Replica(ReplicaCommand),
+    /// Transactions that are not over
+    #[command(subcommand)]
+    Txn(txn::TxnCommand),
     /// Certificates for nodes, and the authority that issues them
     #[command(subcommand)]
     Cert(cert::CertCommand),
@@ -111,6 +115,7 @@ async fn run(args: Args) -> anyhow::Result<()> {
         Command::Consume(consume) => consume::run(&source, consume, args.format).await,
         Command::Topic(TopicCommand::List) => topics::list(&source, args.format).await,
         Command::Replica(ReplicaCommand::Status) => replicas::status(&source, args.format).await,
+        Command::Txn(command) => txn::run(&source, command, args.format).await,
         Command::Cert(_) => unreachable!("handled above"),
     }
 }

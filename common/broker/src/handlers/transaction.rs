@@ -36,7 +36,10 @@ pub(crate) fn transaction(conversation: &Conversation, transaction: &Transaction
         return answer(Answer::text(Status::InternalServerError, without_key(transaction.kind)));
     };
     if is_operators(command) && !conversation.peer.address.is_some_and(|address| address.ip().is_loopback()) {
-        let text = "only an operator on this machine may decide about a branch: run 'metaq txn' there".to_owned();
+        let text = format!(
+            "only an operator on the broker's machine may decide about a branch: run 'metaq --broker 127.0.0.1:{} txn …' there",
+            node.port
+        );
         return answer(Answer::text(Status::Forbidden, text));
     }
     let (outbound, node) = (Arc::clone(conversation.outbound()), Arc::clone(node));

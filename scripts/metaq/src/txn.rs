@@ -1,0 +1,153 @@
+//! `metaq txn`: look at transactions, and decide about a prepared branch whose coordinator will not come back.
+
+use anyhow::{Context as _, bail};
+use clap::{Args, Subcommand};
+use metaq_types::{BrokerId, Opaque};
+use metaq_wire::{Text, Transaction, TransactionKey, TransactionKind};
+use serde::Serialize;
+
+use crate::cluster::{self, Source};
+use crate::show::{self, Column, Format};
+
+#[derive(Subcommand)]
+pub(crate) enum TxnCommand {
+    /// Every transaction that is not over
+    List,
+    /// Commit a prepared branch in its coordinator's place; the coordinator is told when it asks (code 7)
+    Commit(Decision),
+    /// Roll back a prepared branch in its coordinator's place; the coordinator is told when it asks (code 6)
+    Rollback(Decision),
+    /// Forget a branch that was decided here: its coordinator will never ask again
+    Forget(Decision),
+}
+
+/// Deciding is done on the broker's machine, with --broker 127.0.0.1:PORT.
+#[derive(Args)]
+pub(crate) struct Decision {
+    /// The branch, as 'metaq txn list' shows it
+    key: String,
+
+    /// Do it; without this what would be done is shown
+    #[arg(long)]
+    yes: bool,
+}
+
+/// One transaction of one broker.
+#[derive(Debug, PartialEq, Serialize)]
+struct Row {
+    broker: u16,
+    key: String,
+    state: String,
+    age_seconds: u64,
+    messages: u64,
+    bytes: u64,
+}
+
+pub(crate) async fn run(source: &Source, command: TxnCommand, format: Format) -> anyhow::Result<()> {
+    match command {
+        TxnCommand::List => list(source, format).await,
+        TxnCommand::Commit(decision) => decide(source, &decision, TransactionKind::HeuristicCommit).await,
+        TxnCommand::Rollback(decision) => decide(source, &decision, TransactionKind::HeuristicRollback).await,
+        TxnCommand::Forget(decision) => decide(source, &decision, TransactionKind::Forget).await,
+    }
+}
+
+async fn list(source: &Source, format: Format) -> anyhow::Result<()> {
+    let rows: Vec<Row> = look(source).await?.into_iter().map(|(row, _)| row).collect();
+    if rows.is_empty() && format == Format::Table {
+        println!("no transaction is open or prepared");
+        return Ok(());
+    }
+    let columns = [
+        Column("BROKER", true),
+        Column("KEY", false),
+        Column("STATE", false),
+        Column("AGE SECONDS", true),
+        Column("MESSAGES", true),
+        Column("BYTES", true),
+    ];
+    show::rows(format, &columns, &rows, |row| {
+        vec![
+            row.broker.to_string(),
+            row.key.clone(),
+            row.state.clone(),
+            row.age_seconds.to_string(),
+            row.messages.to_string(),
+            row.bytes.to_string(),
+        ]
+    })?;
+    Ok(())
+}
+
+/// The transactions of all masters, each with its master's address.
+async fn look(source: &Source) -> anyhow::Result<Vec<(Row, String)>> {
+    let mut rows = Vec::new();
+    for (id, broker) in &source.look().await?.brokers {
+        let Some(master) = &broker.master else { continue };
+        let client = cluster::connect(master).await?;
+        let text = client.stats("transactions").await.with_context(|| format!("asking {master}"))?;
+        let text = String::from_utf8_lossy(&text);
+        rows.extend(text.lines().filter_map(|line| parse(*id, line)).map(|row| (row, master.clone())));
+    }
+    Ok(rows)
+}
+
+/// `state S age_seconds N messages N bytes N key K`
+fn parse(broker: BrokerId, line: &str) -> Option<Row> {
+    let words: Vec<&str> = line.trim_end().split(' ').collect();
+    let ["state", state, "age_seconds", age, "messages", messages, "bytes", bytes, "key", key] = words[..] else {
+        return None;
+    };
+    Some(Row {
+        broker: broker.get(),
+        key: key.to_owned(),
+        state: state.to_owned(),
+        age_seconds: age.parse().ok()?,
+        messages: messages.parse().ok()?,
+        bytes: bytes.parse().ok()?,
+    })
+}
+
+async fn decide(source: &Source, decision: &Decision, kind: TransactionKind) -> anyhow::Result<()> {
+    let key = TransactionKey::parse(&Text::from(decision.key.as_str()))?.context("null is no transaction")?;
+    let (row, master) = look(source)
+        .await?
+        .into_iter()
+        .find(|(row, _)| row.key == key.to_string())
+        .with_context(|| format!("no broker knows {key}; 'metaq txn list' shows those that are known"))?;
+    let what = match kind {
+        TransactionKind::HeuristicCommit => "commit",
+        TransactionKind::HeuristicRollback => "roll back",
+        _ => "forget",
+    };
+    if !decision.yes {
+        println!(
+            "would {what} {key} on broker {}: {}, {} messages, {} bytes, {} s old; add --yes to do it",
+            row.broker, row.state, row.messages, row.bytes, row.age_seconds
+        );
+        return Ok(());
+    }
+    let client = cluster::connect(&master).await?;
+    let session = Text::from("metaq-txn");
+    let command =
+        Transaction { key: Some(key.clone()), session, kind, timeout_seconds: None, qualifier: None, opaque: Opaque(0) };
+    if let Err(error) = client.transaction(&command).await {
+        bail!("{key}: {error}");
+    }
+    println!("done: {what} {key} on broker {}", row.broker);
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_are_read_and_others_left_out() {
+        let id = BrokerId::new(3).unwrap();
+        let row = parse(id, "state prepared age_seconds 17 messages 2 bytes 60 key XID:1:aa:bb:q\r").unwrap();
+        assert_eq!((row.broker, row.key.as_str(), row.age_seconds), (3, "XID:1:aa:bb:q", 17));
+        assert_eq!(parse(id, "STATS"), None);
+        assert_eq!(parse(id, "state prepared age_seconds x messages 2 bytes 60 key k"), None);
+    }
+}
