@@ -2,6 +2,7 @@
 //!
 //! Everything started here is a child of the test, is waited for by a condition, and ends with it.
 
+pub mod original;
 pub mod pair;
 pub mod process;
 pub mod raw;

@@ -170,17 +170,20 @@ impl Broker {
                 command
             }
         };
+        command.arg("--config").arg(site.ini_path()).args(arguments);
+        Broker::watch(site, binary, &mut command)
+    }
+
+    /// Starts any command in the site's directory, and takes what it writes to standard error for its log.
+    pub fn watch(site: &Site, name: &str, command: &mut Command) -> Result<Broker> {
         let mut child = command
-            .arg("--config")
-            .arg(site.ini_path())
-            .args(arguments)
             .current_dir(site.path())
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(Stdio::piped())
             .spawn()
-            .with_context(|| format!("cannot start {binary}"))?;
-        let log = site.path().join(format!("{binary}-{}.log", child.id()));
+            .with_context(|| format!("cannot start {name}"))?;
+        let log = site.path().join(format!("{name}-{}.log", child.id()));
         let stderr = child.stderr.take().context("stderr is piped")?;
         let (sender, lines) = mpsc::sync_channel(100_000);
         let mut file = File::create(&log)?;
