@@ -191,6 +191,12 @@ impl Coordinator {
     }
 }
 
+impl Drop for Coordinator {
+    fn drop(&mut self) {
+        self.inner.stop.cancel();
+    }
+}
+
 impl Inner {
     /// Waits for whoever is at it, then tries the command again.
     async fn in_turn(
