@@ -1,0 +1,79 @@
+//! Before the first byte is copied: what becomes of each own log, from both sides' reigns.
+
+use metaq_types::{Kinship, Lineage, Offset, PartitionId};
+
+/// One own log, and how far the master's reaches (0 where it has none).
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Ends {
+    pub partition: PartitionId,
+    pub own: Offset,
+    pub theirs: Offset,
+}
+
+/// How the two pasts relate.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Past {
+    /// One of the two remembers nothing: the bytes have to be compared.
+    Unknown,
+    /// Both remember, and share nothing: the slave must not follow.
+    Foreign,
+    /// The logs that are not a prefix of the master's, each with what is to be done; all others are.
+    Shared(Vec<(PartitionId, Verdict)>),
+}
+
+/// What becomes of a log that goes on where the master's is another.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Verdict {
+    /// Set aside what lies from here on, and cut it.
+    Cut { to: Offset },
+    /// Leave it, and do not follow: the master has less than it once gave away, which a person has to look at.
+    Hold { common: Offset },
+}
+
+/// A node cuts what it wrote itself while it reigned; what it was given by another, only with `accept_divergence`.
+pub fn judge(own: &Lineage, theirs: &Lineage, node: &str, accept_divergence: bool, logs: &[Ends]) -> Past {
+    let shared = match Kinship::of(own, theirs) {
+        Kinship::Unknown => return Past::Unknown,
+        Kinship::Foreign => return Past::Foreign,
+        Kinship::Shared(shared) => shared,
+    };
+    let verdict = |log: &Ends| {
+        let common = shared.common_end(&log.partition, log.own, log.theirs);
+        if common >= log.own {
+            return None;
+        }
+        let cut = accept_divergence || shared.writer_of(&log.partition, common) == node;
+        let verdict = if cut { Verdict::Cut { to: common } } else { Verdict::Hold { common } };
+        Some((log.partition.clone(), verdict))
+    };
+    Past::Shared(logs.iter().filter_map(verdict).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn judged(own: &str, theirs: &str, node: &str, accept: bool, ends: (u64, u64)) -> Past {
+        let at = |offset| Offset::new(offset).unwrap();
+        let log = Ends { partition: "t-0".parse().unwrap(), own: at(ends.0), theirs: at(ends.1) };
+        judge(&own.parse().unwrap(), &theirs.parse().unwrap(), node, accept, &[log])
+    }
+
+    #[test]
+    fn what_a_node_wrote_is_cut_and_what_it_was_given_is_held() {
+        let a = "epoch 1 node a began 0\n";
+        let b = "epoch 1 node a began 0\nepoch 2 node b began 0\nstart t-0 80\n";
+        let partition: PartitionId = "t-0".parse().unwrap();
+        let to = Offset::new(80).unwrap();
+        let cut = Past::Shared(vec![(partition.clone(), Verdict::Cut { to })]);
+        assert_eq!(judged(a, b, "a", false, (100, 500)), cut);
+        assert_eq!(
+            judged(a, b, "c", false, (100, 500)),
+            Past::Shared(vec![(partition, Verdict::Hold { common: to })])
+        );
+        assert_eq!(judged(a, b, "c", true, (100, 500)), cut);
+        assert_eq!(judged(a, b, "c", false, (80, 500)), Past::Shared(vec![]));
+        assert_eq!(judged("", b, "c", false, (80, 500)), Past::Unknown);
+        assert_eq!(judged("epoch 1 node x began 0\n", b, "c", false, (80, 500)), Past::Foreign);
+    }
+}
