@@ -16,10 +16,11 @@ use crate::view;
 use bytes::BytesMut;
 use metaq_config::{BrokerConfig, DeleteAction, FlushTxLog, Live, Topic};
 use metaq_link::driver::StatusSource;
-use metaq_link::replicas::{Replicas, write_stats};
+use metaq_link::lag::LogEnd;
+use metaq_link::replicas::{ReplicaLine, Replicas};
 use metaq_net::certs::Identity;
 use metaq_net::refusals::Refusals;
-use metaq_store::{Disposal, Flush, PartitionRules, Retention, Store};
+use metaq_store::{Disposal, Flush, Partition, PartitionRules, Retention, Store};
 use metaq_txn::Coordinator;
 use metaq_types::limits::{
     CONNECTION_IDLE_MAX, CONNECTIONS_MAX, JOURNAL_SEGMENT_BYTES, MESSAGE_BYTES_MAX, RECORD_HEADER_BYTES,
@@ -258,12 +259,13 @@ impl Shared {
     }
 
     /// The lines of `stats replicas`.
-    pub(crate) fn replica_lines(&self) -> String {
-        let end_of = |id: &PartitionId| {
-            let partition = self.store.get(&id.topic, id.number as i32)?;
-            Some(partition.positions().durable)
-        };
-        write_stats(&self.replicas.lock().snapshot(end_of, Instant::now()))
+    pub(crate) fn replica_lines(&self) -> Vec<ReplicaLine> {
+        self.replicas.lock().snapshot(|id| self.log_end(id), Instant::now())
+    }
+
+    /// Where slaves have to come to.
+    pub(crate) fn log_end(&self, id: &PartitionId) -> Option<LogEnd> {
+        self.store.get(&id.topic, id.number as i32).map(|partition| log_end(&partition))
     }
 
     /// Serves one connection, or one stream of a connection between nodes, to its end.
@@ -297,6 +299,10 @@ impl Shared {
             }
         }
     }
+}
+
+pub(crate) fn log_end(partition: &Partition) -> LogEnd {
+    LogEnd { end: partition.positions().durable, records: partition.record_count() }
 }
 
 /// The part of a topic's settings the store keeps to.

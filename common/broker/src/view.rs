@@ -3,6 +3,7 @@
 use crate::node::{NodeRole, Shared, VERSION};
 use crate::realtime::Kind;
 use crate::topics::TopicState;
+use metaq_link::replicas::write_stats;
 use metaq_net::refusals::Reason;
 use metaq_store::Partition;
 use metaq_types::TopicName;
@@ -50,7 +51,7 @@ pub(crate) fn stats(node: &Shared, item: &str) -> String {
         "offsets" => offsets(node, &mut out),
         "realtime" => realtime(node, &mut out),
         "transactions" => node.transactions.write_stats(&mut out),
-        "replicas" => out.push_str(&node.replica_lines()),
+        "replicas" => out.push_str(&write_stats(&node.replica_lines())),
         "lineage" => lineage(node, &mut out),
         "replication" if let NodeRole::Slave { progress, .. } = &node.role => {
             out.push_str(&metaq_link::progress::write_stats(&progress()));

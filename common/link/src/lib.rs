@@ -10,9 +10,13 @@
 //! what to do. What must never come in: ZooKeeper, client connections, segment files.
 
 pub mod driver;
+pub mod lag;
 pub mod listing;
+pub mod pace;
 pub mod progress;
 pub mod promotion;
 pub mod pull;
 pub mod replicas;
+pub mod standing;
+pub mod throttle;
 pub mod verdict;

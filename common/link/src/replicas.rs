@@ -5,13 +5,19 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt::Write as _;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use metaq_types::{Offset, PartitionId, SlaveId};
+
+use crate::lag::{LagClock, LogEnd};
+use crate::standing::{self, Sight, Standing};
 
 /// Slaves remembered at most; beyond it the longest absent one is forgotten, and while all are connected one more is
 /// refused.
 pub const REPLICAS_MAX: usize = 64;
+
+/// A connected slave that asks for nothing for this long is silent: it repeats its greeting every second.
+pub const SILENT_AFTER: Duration = Duration::from_secs(10);
 
 /// Every slave that has greeted this master since it started.
 #[derive(Debug, Default)]
@@ -28,6 +34,9 @@ struct Slave {
     connections: u32,
     /// The last greeting or the end of the last connection: the start of everything not known better.
     since: Instant,
+    /// The last request.
+    heard: Instant,
+    standing: Standing,
     partitions: HashMap<PartitionId, Confirmed>,
 }
 
@@ -35,8 +44,24 @@ struct Slave {
 #[derive(Debug)]
 struct Confirmed {
     end: Offset,
-    /// When `end` was last seen to be the master's own end.
-    level_at: Instant,
+    clock: LagClock,
+    /// A get waits at the end of the log: the slave is level for as long as nothing comes.
+    parked: bool,
+    /// It has not been within the bound since the slave connected.
+    joining: bool,
+}
+
+/// A slave as its master judges it at one moment.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Verdict {
+    pub slave: SlaveId,
+    pub address: String,
+    pub standing: Standing,
+    /// The one before.
+    pub before: Standing,
+    /// Of the partitions that have been within the bound since it connected: the worst.
+    pub behind: Duration,
+    pub worst: Option<PartitionId>,
 }
 
 /// Why a greeting is not accepted.
@@ -60,8 +85,12 @@ pub struct ReplicaLine {
     /// The master's end at the time of the question.
     pub end: Offset,
     pub lag_bytes: u64,
+    /// An estimate; `None` where there is nothing to tell it by.
+    pub lag_messages: Option<u64>,
+    /// The age of the oldest byte that the slave lacks.
     pub behind_ms: u64,
     pub connected: bool,
+    pub standing: Standing,
 }
 
 impl Replicas {
@@ -84,7 +113,7 @@ impl Replicas {
             }
             address.clone_into(&mut slave.address);
             slave.connections += 1;
-            slave.since = now;
+            (slave.since, slave.heard) = (now, now);
             return Ok(());
         }
         if self.slaves.len() >= REPLICAS_MAX {
@@ -97,29 +126,55 @@ impl Replicas {
             address: address.to_owned(),
             connections: 1,
             since: now,
+            heard: now,
+            standing: Standing::Absent,
             partitions: HashMap::new(),
         };
         self.slaves.insert(id, slave);
         Ok(())
     }
 
-    /// A greeted slave asked for `offset` of a partition that ends at `end` here: it holds everything before.
+    /// A greeted slave asked for `offset` of a partition that ends at `log` here: it holds everything before.
     ///
-    /// An offset beyond `end` confirms no more than `end`: such a slave has diverged and says so itself.
-    pub fn on_get(&mut self, id: SlaveId, partition: &PartitionId, offset: Offset, end: Offset, now: Instant) {
+    /// An offset beyond the end confirms no more than that: such a slave has diverged and says so itself.
+    pub fn on_get(&mut self, id: SlaveId, partition: &PartitionId, offset: Offset, log: LogEnd, now: Instant) {
         let Some(slave) = self.slaves.get_mut(&id) else { return };
-        let held = offset.min(end);
-        match slave.partitions.get_mut(partition) {
-            Some(confirmed) => {
-                confirmed.end = held;
-                if held == end {
-                    confirmed.level_at = now;
-                }
+        slave.heard = now;
+        let held = offset.min(log.end);
+        if !slave.partitions.contains_key(partition) {
+            let unknown = Confirmed { end: held, clock: LagClock::default(), parked: false, joining: true };
+            slave.partitions.insert(partition.clone(), unknown);
+        }
+        let confirmed = slave.partitions.get_mut(partition).expect("it was put there if it was not");
+        (confirmed.end, confirmed.parked) = (held, false);
+        confirmed.joining &= held < log.end;
+        confirmed.clock.observe(held, log, now);
+    }
+
+    /// The get of a slave that is level waits for more.
+    pub fn on_park(&mut self, id: SlaveId, partition: &PartitionId) {
+        self.parked(id, partition, |confirmed| confirmed.parked = true);
+    }
+
+    /// It waits no more, whether or not something came: until now the slave was level.
+    pub fn on_unpark(&mut self, id: SlaveId, partition: &PartitionId, now: Instant) {
+        self.parked(id, partition, |confirmed| {
+            if std::mem::take(&mut confirmed.parked) {
+                confirmed.clock.still_level(now);
             }
-            None => {
-                let level_at = if held == end { now } else { slave.since };
-                slave.partitions.insert(partition.clone(), Confirmed { end: held, level_at });
-            }
+        });
+    }
+
+    fn parked(&mut self, id: SlaveId, partition: &PartitionId, change: impl FnOnce(&mut Confirmed)) {
+        if let Some(confirmed) = self.slaves.get_mut(&id).and_then(|slave| slave.partitions.get_mut(partition)) {
+            change(confirmed);
+        }
+    }
+
+    /// A connected slave has repeated its greeting.
+    pub fn on_heard(&mut self, id: SlaveId, now: Instant) {
+        if let Some(slave) = self.slaves.get_mut(&id) {
+            slave.heard = now;
         }
     }
 
@@ -127,6 +182,12 @@ impl Replicas {
         if let Some(slave) = self.slaves.get_mut(&id) {
             slave.connections = slave.connections.saturating_sub(1);
             slave.since = now;
+            if slave.connections == 0 {
+                for confirmed in slave.partitions.values_mut() {
+                    (confirmed.joining, confirmed.parked) = (true, false);
+                    confirmed.clock.forget_marks();
+                }
+            }
         }
     }
 
@@ -135,24 +196,58 @@ impl Replicas {
         self.slaves.values().filter(|slave| slave.connections > 0).count()
     }
 
+    /// Judges every slave by the bound; see [`standing::judge`]. What is idle costs no look at its log.
+    pub fn judge(
+        &mut self,
+        bound: Duration,
+        end_of: impl Fn(&PartitionId) -> Option<LogEnd>,
+        now: Instant,
+    ) -> Vec<Verdict> {
+        let mut verdicts = Vec::with_capacity(self.slaves.len());
+        for (id, slave) in &mut self.slaves {
+            let (mut behind, mut worst, mut joining) = (Duration::ZERO, None, false);
+            let connected = slave.connections > 0;
+            let looked_at = slave.partitions.iter_mut().filter(|(_, confirmed)| connected && !confirmed.parked);
+            for (partition, confirmed) in looked_at {
+                let own = end_of(partition).filter(|log| log.end > confirmed.end);
+                let own_behind = own.map_or(Duration::ZERO, |_| confirmed.clock.behind(slave.since, now));
+                confirmed.joining &= own.is_some() && !(confirmed.clock.is_known() && own_behind <= bound);
+                joining |= confirmed.joining;
+                if own_behind > behind && !confirmed.joining {
+                    (behind, worst) = (own_behind, Some(partition));
+                }
+            }
+            let silent = now.saturating_duration_since(slave.heard) > SILENT_AFTER;
+            let before = slave.standing;
+            slave.standing = standing::judge(before, Sight { connected, silent, joining, behind }, bound);
+            let (address, worst) = (slave.address.clone(), worst.cloned());
+            verdicts.push(Verdict { slave: *id, address, standing: slave.standing, before, behind, worst });
+        }
+        verdicts
+    }
+
     /// One line a slave and partition, in order; `end_of` is the master's end now, `None` for a partition that is gone.
-    pub fn snapshot(&self, end_of: impl Fn(&PartitionId) -> Option<Offset>, now: Instant) -> Vec<ReplicaLine> {
+    pub fn snapshot(&self, end_of: impl Fn(&PartitionId) -> Option<LogEnd>, now: Instant) -> Vec<ReplicaLine> {
         let mut lines = Vec::new();
         for (id, slave) in &self.slaves {
             let first = lines.len();
             for (partition, confirmed) in &slave.partitions {
-                let Some(end) = end_of(partition) else { continue };
-                let lag_bytes = end.bytes_since(confirmed.end);
-                let behind = if lag_bytes == 0 { 0 } else { millis_between(confirmed.level_at, now) };
+                let Some(log) = end_of(partition) else { continue };
+                let lag_bytes = log.end.bytes_since(confirmed.end);
+                // What has just come wakes the get that waits for it.
+                let level = lag_bytes == 0 || confirmed.parked;
+                let behind = if level { Duration::ZERO } else { confirmed.clock.behind(slave.since, now) };
                 lines.push(ReplicaLine {
                     slave: *id,
                     address: slave.address.clone(),
                     partition: partition.clone(),
                     confirmed: confirmed.end,
-                    end: end.max(confirmed.end),
+                    end: log.end.max(confirmed.end),
                     lag_bytes,
-                    behind_ms: behind,
+                    lag_messages: confirmed.clock.messages(confirmed.end, log),
+                    behind_ms: u64::try_from(behind.as_millis()).unwrap_or(u64::MAX),
                     connected: slave.connections > 0,
+                    standing: slave.standing,
                 });
             }
             lines[first..].sort_by(|a, b| a.partition.cmp(&b.partition));
@@ -161,20 +256,19 @@ impl Replicas {
     }
 }
 
-fn millis_between(earlier: Instant, later: Instant) -> u64 {
-    u64::try_from(later.saturating_duration_since(earlier).as_millis()).unwrap_or(u64::MAX)
-}
-
 /// The lines of the answer to `stats replicas`, without the frame of `STATS` and `END`.
 pub fn write_stats(lines: &[ReplicaLine]) -> String {
     let mut text = String::with_capacity(lines.len() * 112);
     for line in lines {
-        let ReplicaLine { slave, address, partition, confirmed, end, lag_bytes, behind_ms, connected } = line;
+        let ReplicaLine { slave, address, partition, confirmed, end, lag_bytes, behind_ms, connected, .. } = line;
         let PartitionId { topic, number } = partition;
+        let lag_messages = line.lag_messages.map_or("-".to_owned(), |messages| messages.to_string());
         write!(
             text,
             "slave {slave} {address} {topic} {number} confirmed {confirmed} end {end} \
-             lag_bytes {lag_bytes} behind_ms {behind_ms} connected {connected}\r\n"
+             lag_bytes {lag_bytes} behind_ms {behind_ms} connected {connected} lag_messages {lag_messages} \
+             standing {}\r\n",
+            line.standing
         )
         .expect("a String takes every write");
     }
@@ -214,13 +308,13 @@ fn parse_line(line: &str) -> Option<ReplicaLine> {
         lag_bytes: after("lag_bytes")?.parse().ok()?,
         behind_ms: after("behind_ms")?.parse().ok()?,
         connected: after("connected")?.parse().ok()?,
+        lag_messages: after("lag_messages").and_then(|messages| messages.parse().ok()),
+        standing: after("standing").and_then(Standing::of_word).unwrap_or_default(),
     })
 }
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
 
     fn slave(id: i64) -> SlaveId {
@@ -235,29 +329,84 @@ mod tests {
         Offset::new(offset).unwrap()
     }
 
+    /// A log of records of ten bytes each.
+    fn log(end: u64) -> LogEnd {
+        LogEnd { end: at(end), records: end / 10 }
+    }
+
+    fn ms(millis: u64) -> Duration {
+        Duration::from_millis(millis)
+    }
+
     #[test]
     fn the_offset_of_a_get_is_what_the_slave_holds() {
         let start = Instant::now();
-        let later = start + Duration::from_millis(700);
+        let later = start + ms(700);
         let (s, p) = (slave(3), partition("orders-1"));
         let mut replicas = Replicas::new();
         replicas.on_greeting(s, "n1", "10.0.0.2:5555", start).unwrap();
-        replicas.on_get(s, &p, at(100), at(100), start);
-        let level = replicas.snapshot(|_| Some(at(100)), later);
+        replicas.on_get(s, &p, at(100), log(100), start);
+        let level = replicas.snapshot(|_| Some(log(100)), later);
         assert_eq!((level[0].lag_bytes, level[0].behind_ms, level[0].connected), (0, 0, true));
 
-        let behind = replicas.snapshot(|_| Some(at(150)), later);
+        let behind = replicas.snapshot(|_| Some(log(150)), later);
         assert_eq!((behind[0].confirmed, behind[0].end), (at(100), at(150)));
-        assert_eq!((behind[0].lag_bytes, behind[0].behind_ms), (50, 700));
+        assert_eq!((behind[0].lag_bytes, behind[0].lag_messages, behind[0].behind_ms), (50, Some(5), 700));
 
-        replicas.on_get(s, &p, at(120), at(150), later);
-        let nearer = replicas.snapshot(|_| Some(at(150)), later);
+        replicas.on_get(s, &p, at(120), log(150), later);
+        let nearer = replicas.snapshot(|_| Some(log(150)), later);
         assert_eq!(
-            (nearer[0].lag_bytes, nearer[0].behind_ms),
-            (30, 700),
+            (nearer[0].lag_bytes, nearer[0].lag_messages, nearer[0].behind_ms),
+            (30, Some(3), 700),
             "still behind since the last time it was level"
         );
         assert!(replicas.snapshot(|_| None, later).is_empty());
+    }
+
+    #[test]
+    fn a_slave_that_waits_at_the_end_is_level_until_it_is_woken() {
+        let start = Instant::now();
+        let woken = start + ms(20_000);
+        let (s, p) = (slave(0), partition("t-0"));
+        let mut replicas = Replicas::new();
+        replicas.on_greeting(s, "n", "a", start).unwrap();
+        replicas.on_get(s, &p, at(100), log(100), start);
+        replicas.on_park(s, &p);
+        assert_eq!(replicas.snapshot(|_| Some(log(150)), woken)[0].behind_ms, 0);
+        replicas.on_unpark(s, &p, woken);
+        assert_eq!(replicas.snapshot(|_| Some(log(150)), woken + ms(30))[0].behind_ms, 30);
+    }
+
+    #[test]
+    fn the_bound_is_judged_by_what_the_slave_has_once_held() {
+        let start = Instant::now();
+        let (s, old, new) = (slave(0), partition("t-0"), partition("t-1"));
+        let mut replicas = Replicas::new();
+        let standing = |replicas: &mut Replicas, end: u64, at_ms: u64| {
+            let verdict = replicas.judge(ms(500), |_| Some(log(end)), start + ms(at_ms)).remove(0);
+            (verdict.standing, verdict.behind)
+        };
+        replicas.on_greeting(s, "n", "a", start).unwrap();
+        replicas.on_get(s, &old, at(0), log(100_000), start);
+        assert_eq!(standing(&mut replicas, 100_000, 9_000), (Standing::CatchingUp, ms(0)));
+        // It reaches what there was when it came, while more came: of that it was never level.
+        replicas.on_get(s, &old, at(100_000), log(200_000), start + ms(9_900));
+        assert_eq!(standing(&mut replicas, 200_000, 9_900).0, Standing::CatchingUp);
+        replicas.on_get(s, &old, at(200_000), log(200_000), start + ms(9_950));
+        assert_eq!(standing(&mut replicas, 200_000, 9_950), (Standing::Following, ms(0)));
+        assert_eq!(standing(&mut replicas, 200_010, 10_450), (Standing::Following, ms(500)));
+        assert_eq!(standing(&mut replicas, 200_010, 10_451), (Standing::Lagging, ms(501)));
+        // Another partition that is new to it does not hide that.
+        replicas.on_get(s, &new, at(0), log(200_010), start + ms(10_460));
+        assert_eq!(standing(&mut replicas, 200_010, 10_460).0, Standing::Lagging);
+        assert_eq!(standing(&mut replicas, 200_010, 30_000).0, Standing::Silent);
+        replicas.on_heard(s, start + ms(30_000));
+        assert_eq!(standing(&mut replicas, 200_010, 30_000).0, Standing::Lagging);
+        replicas.on_disconnect(s, start + ms(30_001));
+        assert_eq!(standing(&mut replicas, 200_010, 30_002), (Standing::Absent, ms(0)));
+        replicas.on_greeting(s, "n", "a", start + ms(60_000)).unwrap();
+        replicas.on_get(s, &old, at(200_000), log(200_010), start + ms(60_000));
+        assert_eq!(standing(&mut replicas, 200_010, 60_001).0, Standing::CatchingUp);
     }
 
     #[test]
@@ -266,8 +415,8 @@ mod tests {
         let (s, p) = (slave(0), partition("t-0"));
         let mut replicas = Replicas::new();
         replicas.on_greeting(s, "", "a", now).unwrap();
-        replicas.on_get(s, &p, at(900), at(400), now);
-        let lines = replicas.snapshot(|_| Some(at(300)), now);
+        replicas.on_get(s, &p, at(900), log(400), now);
+        let lines = replicas.snapshot(|_| Some(log(300)), now);
         assert_eq!((lines[0].confirmed, lines[0].end, lines[0].lag_bytes), (at(400), at(400), 0));
     }
 
@@ -278,12 +427,12 @@ mod tests {
         let mut replicas = Replicas::new();
         replicas.on_greeting(s, "n", "a", now).unwrap();
         replicas.on_greeting(s, "n", "b", now).unwrap();
-        replicas.on_get(s, &p, at(1), at(1), now);
+        replicas.on_get(s, &p, at(1), log(1), now);
         replicas.on_disconnect(s, now);
-        assert!(replicas.snapshot(|_| Some(at(1)), now)[0].connected);
+        assert!(replicas.snapshot(|_| Some(log(1)), now)[0].connected);
         assert_eq!(replicas.connected(), 1);
         replicas.on_disconnect(s, now);
-        let lines = replicas.snapshot(|_| Some(at(1)), now);
+        let lines = replicas.snapshot(|_| Some(log(1)), now);
         assert!(!lines[0].connected, "still shown, as absent");
         assert_eq!(replicas.connected(), 0);
     }
@@ -294,12 +443,12 @@ mod tests {
         let (s, p) = (slave(0), partition("t-0"));
         let mut replicas = Replicas::new();
         replicas.on_greeting(s, "n1", "a:1", now).unwrap();
-        replicas.on_get(s, &p, at(5), at(5), now);
+        replicas.on_get(s, &p, at(5), log(5), now);
         let taken = replicas.on_greeting(s, "n2", "b:1", now).unwrap_err();
         assert!(taken.to_string().contains("slave id 0 is in use by a:1"), "{taken}");
         replicas.on_disconnect(s, now);
         replicas.on_greeting(s, "n2", "b:1", now).unwrap();
-        assert!(replicas.snapshot(|_| Some(at(9)), now).is_empty(), "another directory has confirmed nothing yet");
+        assert!(replicas.snapshot(|_| Some(log(9)), now).is_empty(), "another directory has confirmed nothing yet");
     }
 
     #[test]
@@ -325,14 +474,16 @@ mod tests {
             confirmed: at(10),
             end: at(30),
             lag_bytes: 20,
+            lag_messages: Some(2),
             behind_ms: 40,
             connected: false,
+            standing: Standing::Absent,
         };
         let text = write_stats(std::slice::from_ref(&line));
         assert_eq!(
             text,
             "slave 2 10.0.0.7:49152 a-b-订单 12 confirmed 10 end 30 lag_bytes 20 behind_ms 40 \
-             connected false\r\n"
+             connected false lag_messages 2 standing absent\r\n"
         );
         assert_eq!(parse_stats(&format!("STATS\r\n{text}END\r\n")), Ok(vec![line]));
         assert_eq!(parse_stats("STATS\r\nEND\r\n"), Ok(vec![]));

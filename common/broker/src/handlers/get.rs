@@ -46,6 +46,7 @@ pub(crate) fn get(conversation: &mut Conversation, get: Get) {
                 // Parked for long, it must not hold on to the read buffer its names are part of.
                 get: Get { topic: get.topic.detached(), group: get.group.detached(), ..get },
             };
+            parked.tell(true);
             tokio::spawn(parked.run());
         }
         (Outcome::Answer(answer) | Outcome::Nothing(answer), _) => {
@@ -59,8 +60,8 @@ pub(crate) fn get(conversation: &mut Conversation, get: Get) {
 fn confirm(node: &Shared, slave: SlaveId, get: &Get) {
     let Some(partition) = node.store.get(&get.topic, get.partition) else { return };
     let Some(offset) = Offset::from_wire(get.offset) else { return };
-    let end = partition.positions().durable;
-    node.replicas.lock().on_get(slave, partition.id(), offset, end, std::time::Instant::now());
+    let log = crate::node::log_end(&partition);
+    node.replicas.lock().on_get(slave, partition.id(), offset, log, std::time::Instant::now());
 }
 
 /// A long poll: asks again when there is something to read, and answers then or at its deadline.
@@ -82,8 +83,20 @@ impl Parked {
                 Outcome::Nothing(_) => {}
             }
         };
+        self.tell(false);
         count(&self.node, &self.get, &answer);
         self.outbound.unpark(self.get.opaque, answer);
+    }
+
+    /// A slave whose get waits here is level, which its lag is measured by.
+    fn tell(&self, waiting: bool) {
+        let Some(slave) = self.replica else { return };
+        let Some(partition) = self.node.store.get(&self.get.topic, self.get.partition) else { return };
+        let mut replicas = self.node.replicas.lock();
+        match waiting {
+            true => replicas.on_park(slave, partition.id()),
+            false => replicas.on_unpark(slave, partition.id(), std::time::Instant::now()),
+        }
     }
 
     /// Until the partition can be read beyond the offset asked for, or, without one, until a partition comes.

@@ -85,6 +85,8 @@ fn greet(conversation: &mut Conversation, opaque: Opaque, greeting: Greeting) {
         }
         info!(%slave, address, node = &*greeting.node, "slave connected");
         conversation.become_replica(slave);
+    } else {
+        node.replicas.lock().on_heard(slave, std::time::Instant::now());
     }
     if let (Some(known), Some(wait)) = (greeting.catalog, greeting.wait)
         && known == node.store.catalog_generation()
