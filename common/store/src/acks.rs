@@ -84,6 +84,13 @@ impl AckQueue {
         self.release();
     }
 
+    /// Answers what still waits for the quorum and ends at or before `to` as unconfirmed: it has waited long enough.
+    pub(crate) fn give_up(&mut self, to: Offset) {
+        while let Some(waiting) = self.waiting.pop_front_if(|waiting| waiting.end <= to) {
+            waiting.ack.answer(Err(AppendError::Unconfirmed));
+        }
+    }
+
     /// Answers what ends beyond `durable`: it is in the file, and nobody can say whether it will stay there.
     pub(crate) fn fail_beyond(&mut self, durable: Offset, reason: &str) {
         let safe = self.waiting.partition_point(|waiting| waiting.end <= durable);
@@ -144,6 +151,19 @@ mod tests {
         queue.on_confirmed(Offset::new(70).unwrap());
         assert_eq!(tickets(&seen), [(0, true), (1, true), (2, true)]);
         assert!(queue.waiting.is_empty());
+    }
+
+    #[test]
+    fn what_was_given_up_is_not_answered_again_when_it_is_confirmed() {
+        let seen = Arc::new(Seen::default());
+        let mut queue = queue(&seen, &[20, 50, 70]);
+        queue.on_confirmed(Offset::ZERO);
+        queue.on_local(Offset::new(70).unwrap());
+        queue.give_up(Offset::new(60).unwrap());
+        assert_eq!(tickets(&seen), [(0, false), (1, false)]);
+        assert!(matches!(seen.0.lock()[0].1, Err(AppendError::Unconfirmed)));
+        queue.on_confirmed(Offset::new(70).unwrap());
+        assert_eq!(tickets(&seen), [(0, false), (1, false), (2, true)]);
     }
 
     #[test]

@@ -10,6 +10,9 @@ pub enum AppendError {
     Refused(#[from] Refusal),
     #[error("stored or not, unknown: {0}")]
     Unknown(String),
+    /// It is in the log here, unreadable until enough other members hold it, which was not so in time.
+    #[error("stored here, not confirmed by the quorum")]
+    Unconfirmed,
     #[error("stored or not, unknown: the store was closed before it could answer")]
     Dropped,
 }

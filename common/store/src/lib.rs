@@ -14,6 +14,7 @@ mod acks;
 mod archive;
 mod clean;
 mod committer;
+mod confirm;
 mod disk;
 mod errors;
 mod files;

@@ -74,6 +74,8 @@ pub struct Partition {
     pub(crate) poison: OnceLock<String>,
     closed: AtomicBool,
     readers: Notify,
+    /// Told when consumers may read further although nothing became durable.
+    consumers: Notify,
     /// How many wait in [`Partition::readable_beyond`].
     pub(crate) waiting_readers: AtomicUsize,
     /// What the committer owes this partition; see [`Wants`].
@@ -116,6 +118,7 @@ impl Partition {
             poison: OnceLock::new(),
             closed: AtomicBool::new(false),
             readers: Notify::new(),
+            consumers: Notify::new(),
             waiting_readers: AtomicUsize::new(0),
             wants: AtomicU8::new(0),
             interval_runs: AtomicBool::new(false),
@@ -195,7 +198,10 @@ impl Partition {
         }
         match self.rules.level() {
             FlushLevel::Os => self.write_queued(),
-            FlushLevel::Durable => self.want(Wants::Commit),
+            FlushLevel::Durable => {
+                self.committer().arrived();
+                self.want(Wants::Commit);
+            }
         }
     }
 
@@ -215,10 +221,12 @@ impl Partition {
             Some(offset) if offset >= oldest => offset,
             _ => return SliceAt::Trimmed { oldest },
         };
-        if offset > end {
+        // Durable and not confirmed: the reader has been there under another master, and waits until it is again.
+        let hidden = offset > end && offset <= self.cursors.durable();
+        if offset > end && !hidden {
             return SliceAt::Beyond { end };
         }
-        if offset == end {
+        if offset == end || hidden {
             return SliceAt::AtEnd { unsynced: self.cursors.written() > self.cursors.durable() };
         }
         let (segment, segment_end) = find(&segments, offset, end);
@@ -269,11 +277,19 @@ impl Partition {
         loop {
             let mut moved = std::pin::pin!(self.readers.notified());
             moved.as_mut().enable();
+            let mut confirmed = std::pin::pin!(self.consumers.notified());
+            confirmed.as_mut().enable();
             if self.cursors.end_for(reader) > offset || self.closed.load(Ordering::SeqCst) {
                 return;
             }
             self.request_sync();
-            moved.await;
+            match reader {
+                Reader::Replica => moved.await,
+                Reader::Consumer => tokio::select! {
+                    () = moved => {}
+                    () = confirmed => {}
+                },
+            }
         }
     }
 
@@ -295,14 +311,6 @@ impl Partition {
     /// Takes effect with the next append. Where a partition lies does not change.
     pub fn set_rules(&self, rules: &PartitionRules) {
         self.rules.set(rules);
-    }
-
-    /// Up to `to` enough replicas hold the log. Until this is called first nobody has to.
-    pub fn confirm(&self, to: Offset) {
-        self.cursors.publish_confirmed(to);
-        self.acks.lock().on_confirmed(to);
-        self.synced_acks.lock().on_confirmed(to);
-        self.readers.notify_waiters();
     }
 
     /// Records found in the last segment when the store was opened, and those appended since (storage, "11").
@@ -354,6 +362,10 @@ impl Partition {
 
     pub(crate) fn wake_readers(&self) {
         self.readers.notify_waiters();
+    }
+
+    pub(crate) fn wake_consumers(&self) {
+        self.consumers.notify_waiters();
     }
 
     /// No append is accepted from now on, and nobody waits for more bytes.

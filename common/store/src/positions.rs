@@ -89,8 +89,15 @@ impl Cursors {
         self.durable.fetch_max(to.get(), Ordering::SeqCst);
     }
 
-    pub(crate) fn publish_confirmed(&self, to: Offset) {
-        self.confirmed.store(to.get(), Ordering::SeqCst);
+    /// Answers what it was before. It may be set back only from "nobody has to be asked" (see [`Partition::hold`]).
+    ///
+    /// [`Partition::hold`]: crate::Partition::hold
+    pub(crate) fn publish_confirmed(&self, to: Offset) -> Offset {
+        Offset::new(self.confirmed.swap(to.get(), Ordering::SeqCst)).expect("only offsets are stored")
+    }
+
+    pub(crate) fn confirmed(&self) -> Offset {
+        load(&self.confirmed)
     }
 }
 
