@@ -133,6 +133,8 @@ keys! {
         .means("TCP port for clients and slaves; 0: any free port");
     DASHBOARD_HTTP_PORT = Key::system("dashboardHttpPort", within(0, 65_535), Default("8120"))
         .means("port of the web console and metrics; 0: off");
+    DASHBOARD_HTTP_HOST = Key::system("dashboardHttpHost", Kind::Text, Default("127.0.0.1"))
+        .means("address that the web console and metrics listen on; 0.0.0.0: every interface");
     TLS_PORT = Key::system("tlsPort", within(0, 65_535), Default("0"))
         .means("TCP port for clients that speak TLS; 0: off");
     TLS_CERT_FILE = Key::system("tlsCertFile", Kind::Text, Default(""))
@@ -145,6 +147,10 @@ keys! {
         .means("whether clients on tlsPort must show a certificate: none or required");
     REPLICATION_TRANSPORT = Key::system("replicationTransport", Kind::Text, Default("auto"))
         .means("how slaves reach their master: auto, quic or tcp");
+    SLAVE_LAG_BOUND_IN_MILLS = Key::system("slaveMaxDelayInMills", within(1, 60_000), Default("500")).unit("ms").shared()
+        .means("a slave that is further behind is reported as lagging by its master");
+    SLAVE_LAG_ACTION = Key::system("slaveLagAction", Kind::Text, Default("report")).shared()
+        .means("what a lagging slave leads to: report or throttle");
     DATA_PATH = Key::system("dataPath", Kind::Text, Default("~/meta")).per_topic()
         .means("directory of the partitions");
     DATA_LOG_PATH = Key::system("dataLogPath", Kind::Text, Default(""))
@@ -243,6 +249,9 @@ keys! {
         .means("consumer group the slave appears as; empty: meta-slave-group_ and its slaveId");
     SLAVE_MAX_DELAY_IN_MILLS = Key::slave("slaveMaxDelayInMills", within(1, 60_000), Default("500")).unit("ms")
         .means("longest time the slave may be behind its master, and longest wait of one of its gets");
+    SLAVE_CATCH_UP_BYTES_PER_SECOND =
+        Key::slave("slaveCatchUpBytesPerSecond", within(0, DISK_BYTES_MAX), Default("0")).unit("bytes")
+        .means("what a slave that is further behind than slaveMaxDelayInMills fetches in a second; 0: all it can");
     AUTO_SYNC_MASTER_CONFIG = Key::slave("autoSyncMasterConfig", Kind::Bool, Default("false"))
         .means("take over the topic sections of the master's server.ini when they change");
 }
@@ -282,7 +291,8 @@ mod tests {
     fn names_are_declared_once_and_explained() {
         let mut names = HashSet::new();
         for key in [SYSTEM, ZOOKEEPER, SLAVE].concat() {
-            assert!(names.insert(key.name), "{} is declared twice", key.name);
+            let file = key.section == Section::Slave;
+            assert!(names.insert((file, key.name)), "{} is declared twice", key.name);
             assert!(!key.meaning.is_empty(), "{} has no meaning", key.name);
             assert!(!key.per_topic || key.section == Section::System, "{}", key.name);
         }
@@ -296,6 +306,7 @@ mod tests {
             "bindHost",
             "serverPort",
             "dashboardHttpPort",
+            "dashboardHttpHost",
             "dataPath",
             "dataLogPath",
             "tlsPort",

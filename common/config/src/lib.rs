@@ -12,6 +12,7 @@ mod changes;
 mod finding;
 mod ini;
 pub mod keys;
+mod lag;
 mod lines;
 mod live;
 mod merge;
@@ -29,6 +30,7 @@ mod zookeeper;
 
 pub use broker::BrokerConfig;
 pub use finding::{ConfigErrors, Finding};
+pub use lag::SlaveLagAction;
 pub use live::Live;
 pub use merge::{Merged, merge};
 pub use policy::{DeleteAction, DeletePolicy, DeleteWhen, in_local_time};

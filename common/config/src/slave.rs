@@ -18,6 +18,8 @@ pub struct SlaveConfig {
     pub slave_id: Option<SlaveId>,
     pub slave_group: String,
     pub slave_max_delay: Duration,
+    /// 0: no limit.
+    pub catch_up_bytes_per_second: u64,
     pub auto_sync_master_config: bool,
     pub warnings: Vec<Finding>,
     group_written: bool,
@@ -46,12 +48,14 @@ impl SlaveConfig {
         let slave_id = slave_id.map(|id| SlaveId::new(id).expect("the key's range is that of slave ids"));
         let group = values.parsed(&keys::SLAVE_GROUP, check_group);
         let slave_max_delay = values.millis(&keys::SLAVE_MAX_DELAY_IN_MILLS);
+        let catch_up_bytes_per_second = values.unsigned(&keys::SLAVE_CATCH_UP_BYTES_PER_SECOND);
         let auto_sync_master_config = values.bool_any_case_or(&keys::AUTO_SYNC_MASTER_CONFIG, false);
         Ok(SlaveConfig {
             slave_id,
             group_written: group.is_some(),
             slave_group: group.unwrap_or_else(|| default_group(slave_id)),
             slave_max_delay,
+            catch_up_bytes_per_second,
             auto_sync_master_config,
             warnings: findings.into_result()?,
         })

@@ -1,5 +1,6 @@
 use crate::address::check_host_name;
 use crate::keys::{self, Key};
+use crate::lag::SlaveLagAction;
 use crate::policy::{DeletePolicy, DeleteWhen};
 use crate::security::{ReplicationTransport, Security, TlsClientAuth, TlsFiles};
 use crate::topic::Topic;
@@ -23,11 +24,15 @@ pub struct System {
     pub server_port: u16,
     /// 0: off.
     pub dashboard_http_port: u16,
+    pub dashboard_http_host: IpAddr,
     /// 0: off. Never without `tls_files`.
     pub tls_port: u16,
     pub tls_files: Option<TlsFiles>,
     pub tls_client_auth: TlsClientAuth,
     pub replication_transport: ReplicationTransport,
+    /// As this node's slaves are judged by; what it keeps to as a slave itself is [`crate::SlaveConfig`]'s.
+    pub slave_max_delay: Duration,
+    pub slave_lag_action: SlaveLagAction,
     pub data_path: PathBuf,
     pub data_log_path: PathBuf,
     /// Puts are refused below this; 0: only when the disk is full.
@@ -93,10 +98,15 @@ impl System {
             bind_host: values.parsed(&keys::BIND_HOST, parse_bind_host).unwrap_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED)),
             server_port: values.unsigned(&keys::SERVER_PORT),
             dashboard_http_port: values.unsigned(&keys::DASHBOARD_HTTP_PORT),
+            dashboard_http_host: values
+                .parsed(&keys::DASHBOARD_HTTP_HOST, parse_bind_host)
+                .unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST)),
             tls_port: security.tls_port,
             tls_files: security.tls_files,
             tls_client_auth: security.tls_client_auth,
             replication_transport: security.replication_transport,
+            slave_max_delay: values.millis(&keys::SLAVE_LAG_BOUND_IN_MILLS),
+            slave_lag_action: values.parsed(&keys::SLAVE_LAG_ACTION, str::parse).unwrap_or(SlaveLagAction::Report),
             data_path,
             data_log_path,
             min_free_disk_bytes: values.unsigned(&keys::MIN_FREE_DISK_BYTES),
@@ -153,12 +163,15 @@ impl System {
             (&keys::BIND_HOST, self.bind_host.to_string()),
             (&keys::SERVER_PORT, self.server_port.to_string()),
             (&keys::DASHBOARD_HTTP_PORT, self.dashboard_http_port.to_string()),
+            (&keys::DASHBOARD_HTTP_HOST, self.dashboard_http_host.to_string()),
             (&keys::TLS_PORT, self.tls_port.to_string()),
             (&keys::TLS_CERT_FILE, self.tls_file(|files| &files.certificate)),
             (&keys::TLS_KEY_FILE, self.tls_file(|files| &files.key)),
             (&keys::TLS_CA_FILE, self.tls_file(|files| &files.authorities)),
             (&keys::TLS_CLIENT_AUTH, self.tls_client_auth.to_string()),
             (&keys::REPLICATION_TRANSPORT, self.replication_transport.to_string()),
+            (&keys::SLAVE_LAG_BOUND_IN_MILLS, self.slave_max_delay.as_millis().to_string()),
+            (&keys::SLAVE_LAG_ACTION, self.slave_lag_action.to_string()),
             (&keys::DATA_PATH, self.data_path.display().to_string()),
             (&keys::DATA_LOG_PATH, self.data_log_path.display().to_string()),
             (&keys::MIN_FREE_DISK_BYTES, self.min_free_disk_bytes.to_string()),
