@@ -10,6 +10,7 @@
 
 mod append;
 mod board;
+mod compare;
 mod follow;
 mod join;
 mod lane;

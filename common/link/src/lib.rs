@@ -11,6 +11,7 @@
 
 pub mod driver;
 pub mod lag;
+pub mod lineage;
 pub mod listing;
 pub mod pace;
 pub mod progress;

@@ -46,6 +46,8 @@ pub struct Pull {
     faults: u32,
     /// Polls answered with nothing before their time since the last bytes came.
     misses: u32,
+    /// The master names as its end what it has flushed, and hands out more: an end before ours is no proof.
+    unflushed: bool,
 }
 
 /// What the slave holds of the partition.
@@ -103,6 +105,9 @@ pub enum Step {
     /// Append these checked, whole records (creating the log at `at` when it is absent), then [`Pull::on_appended`].
     /// `segment` is the start of the master's segment they lie in, where the master says it.
     Append { at: Offset, segment: Option<Offset>, bytes: Bytes },
+    /// The master says that it ends there, before our end, but may only not have flushed what it handed out: compare the
+    /// bytes, then [`Pull::on_compared`].
+    Compare { master_end: Offset },
     /// The partition has stopped: [`Pull::stopped`] says why.
     Stop,
 }
@@ -120,7 +125,13 @@ impl Pull {
             needed_bytes: None,
             faults: 0,
             misses: 0,
+            unflushed: false,
         }
+    }
+
+    /// The master is the original: see [`Step::Compare`].
+    pub fn set_unflushed(&mut self) {
+        self.unflushed = true;
     }
 
     pub fn log(&self) -> Log {
@@ -174,7 +185,8 @@ impl Pull {
         self.see_end(end);
         match self.log {
             Log::Absent { from } if from < first => self.log = Log::Absent { from: first },
-            Log::Present { end: own_end, .. } if end < own_end => {
+            // Compared before, where the master's word for it is none.
+            Log::Present { end: own_end, .. } if end < own_end && !self.unflushed => {
                 self.stop = Some(Stop::Diverged { own_end, master_end: end });
             }
             _ => {}
@@ -238,6 +250,14 @@ impl Pull {
         self.misses = 0;
     }
 
+    /// The outcome of [`Step::Compare`]: whether the master holds everything that is here.
+    pub fn on_compared(&mut self, is_prefix: bool, master_end: Offset, delay_max: Duration) -> Step {
+        match self.log {
+            Log::Present { end: own_end, .. } if !is_prefix => self.stop_with(Stop::Diverged { own_end, master_end }),
+            _ => self.nothing(true, delay_max),
+        }
+    }
+
     /// The slave's own store refused for now, and holds what it held before: the same is fetched and tried again.
     pub fn on_local_trouble(&mut self, reason: String) -> Step {
         self.trouble = Some(format!("waiting: {reason}"));
@@ -279,7 +299,8 @@ impl Pull {
                 self.across = Some(to);
                 Step::Get
             }
-            // A Java master with updateConsumerOffsets=true sends whoever is beyond its end back to it.
+            // The original with updateConsumerOffsets=true sends whoever is beyond what it has flushed back to that.
+            Log::Present { end, .. } if to < end && self.unflushed => Step::Compare { master_end: to },
             Log::Present { end, .. } if to < end => self.stop_with(Stop::Diverged { own_end: end, master_end: to }),
             _ => self.fault("the master moves the reader to where it already is".to_owned()),
         }
@@ -381,7 +402,7 @@ mod tests {
     }
 
     fn value(body: Bytes, segment: u64, end: u64) -> Answer {
-        Answer::Value { body, extra: Some(ValueExtra { segment: at(segment), end: at(end), epoch: 0, journal: None }) }
+        Answer::Value { body, extra: Some(ValueExtra { segment: at(segment), end: at(end), epoch: 0, journal: None, confirmed: None }) }
     }
 
     fn present(first: u64, end: u64) -> Pull {
@@ -573,5 +594,20 @@ mod tests {
         assert_eq!(pull.next_get().map(|get| get.waiting), Some(true), "until it says that there is nothing");
         assert_eq!(pull.on_answer(Answer::Nothing { early: true }, DELAY), Step::Pause(DELAY / 10));
         assert_eq!(pull.next_get().map(|get| get.waiting), Some(false));
+    }
+
+    #[test]
+    fn an_original_that_has_not_flushed_what_it_handed_out_has_not_diverged() {
+        let mut pull = present(0, 300);
+        pull.set_unflushed();
+        pull.on_listing(at(0), at(200));
+        assert!(pull.next_get().is_some());
+        let compare = Step::Compare { master_end: at(200) };
+        assert_eq!(pull.on_answer(Answer::Moved(at(200)), DELAY), compare);
+        assert!(matches!(pull.on_compared(true, at(200), DELAY), Step::Pause(_)));
+        assert_eq!(pull.next_get().map(|get| get.offset), Some(at(300)));
+        assert_eq!(pull.on_answer(Answer::Moved(at(200)), DELAY), compare);
+        assert_eq!(pull.on_compared(false, at(200), DELAY), Step::Stop);
+        assert_eq!(pull.stopped(), Some(&Stop::Diverged { own_end: at(300), master_end: at(200) }));
     }
 }

@@ -16,8 +16,10 @@ use tracing::warn;
 use super::LinkOptions;
 use super::append;
 use super::board::{Board, Cell};
+use super::compare;
 use super::lane::{Lane, Question};
 use super::transport::Way;
+use crate::listing::Listed;
 use crate::pull::{Answer, Log, NextGet, Pull, Step};
 
 /// What a get asks for when its bytes are known to wait.
@@ -94,6 +96,8 @@ pub(super) struct Follow {
     pub(super) first: Offset,
     /// The end that it listed.
     pub(super) end: Offset,
+    /// The master remembers no reigns, as the original: see [`super::compare`].
+    pub(super) compares: bool,
 }
 
 /// Follows until told to stop, until the partition stops by itself, or until the connection is gone. Never abandons an
@@ -106,6 +110,9 @@ pub(super) async fn run(follow: Follow) {
     });
     if let Some(log) = &log {
         pull.set_gaps(log.gaps());
+    }
+    if follow.compares {
+        pull.set_unflushed();
     }
     pull.on_listing(follow.first, follow.end);
     follow.board.update(&follow.cell, &pull, true);
@@ -151,7 +158,9 @@ impl From<AppendError> for Failure {
             AppendError::Refused(Refusal::DiskFull(_) | Refusal::Unavailable(_) | Refusal::Overloaded { .. }) => {
                 Failure::Passing(text)
             }
-            AppendError::Refused(_) | AppendError::Unknown(_) | AppendError::Dropped => Failure::Lasting(text),
+            AppendError::Refused(_) | AppendError::Unknown(_) | AppendError::Unconfirmed | AppendError::Dropped => {
+                Failure::Lasting(text)
+            }
         }
     }
 }
@@ -197,6 +206,13 @@ impl Follow {
                 *log = Some(created);
                 pull.on_created(first);
             }),
+            Step::Compare { master_end } => match self.compare(log.as_ref(), master_end).await {
+                Ok(is_prefix) => match pull.on_compared(is_prefix, master_end, self.options.delay_max) {
+                    Step::Pause(pause) => return Some(pause),
+                    _ => return None,
+                },
+                Err(failure) => Err(failure),
+            },
             Step::StepOver { to } => self.step_over(to).await.map(|stepped| {
                 *log = Some(stepped);
                 pull.on_stepped_over(to);
@@ -217,6 +233,13 @@ impl Follow {
                 None
             }
         }
+    }
+
+    /// Whether the master holds the own log, although it says that it ends at `master_end`, before ours.
+    async fn compare(&self, log: Option<&Arc<Partition>>, master_end: Offset) -> Result<bool, Failure> {
+        let Some(log) = log else { return Ok(true) };
+        let listed = Listed { partition: self.partition.clone(), first: self.first, end: master_end };
+        compare::is_prefix(&self.options, &self.way.client, log, &listed).await.map_err(Failure::Passing)
     }
 
     /// Ends early when told to stop.
@@ -245,7 +268,7 @@ impl Follow {
         let early = || wait.is_none_or(|wait| asked.elapsed() < wait.mul_f32(0.8));
         let answer = match answered {
             Ok(Ok(GetAnswer::Value { body, extra })) => Answer::Value { body, extra },
-            Ok(Ok(GetAnswer::NotYet)) => Answer::Nothing { early: early() },
+            Ok(Ok(GetAnswer::NotYet { .. })) => Answer::Nothing { early: early() },
             Ok(Ok(GetAnswer::NoPartition)) => Answer::NoPartition { early: early() },
             Ok(Ok(GetAnswer::Moved(to))) => Answer::Moved(to),
             Ok(Err(ClientError::Answer { code, text })) => Answer::Refused(format!("{code} {text}")),

@@ -1,26 +1,22 @@
 //! Before the first byte is copied: is the master's past ours, and up to where?
 //!
 //! A master of ours tells its reigns (`stats lineage`). The original knows none: then the bytes at the end of each log
-//! are compared instead. What this node wrote itself while it reigned, and the new master does not have, is set aside and
-//! cut; what it was given by somebody else is left as it is, and that partition is not followed: a master that has less
-//! than it gave away is a case for a person.
+//! are compared instead ([`compare_ends`]). What this node wrote itself while it reigned, and the new master does not
+//! have, is set aside and cut; what it was given by somebody else is left as it is, and that partition is not followed:
+//! a master that has less than it gave away is a case for a person.
 
 use super::LinkOptions;
+use super::compare::{common_end, is_prefix};
+use crate::lineage::{Ends, Past, Verdict, judge};
 use crate::listing::Listed;
 use crate::pull::Stop;
-use metaq_client::{Client, GetAnswer};
-use metaq_store::{CreateError, Partition, Reader, SliceAt, Store};
-use metaq_types::{Kinship, Lineage, Offset, PartitionId};
+use metaq_client::Client;
+use metaq_store::{CreateError, Partition, Store};
+use metaq_types::{Lineage, Offset, PartitionId};
 use metaq_wire::Greeting;
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::time::Duration;
 use tracing::{info, warn};
-
-/// Bytes at the end of a log that are compared with a master that remembers no reigns.
-const COMPARED_BYTES: u32 = 64 * 1024;
-
-const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The partitions that must not be followed, with the reason.
 pub(super) type Held = HashMap<PartitionId, Stop>;
@@ -29,34 +25,28 @@ pub(super) type Held = HashMap<PartitionId, Stop>;
 pub(super) async fn join(
     options: &LinkOptions,
     client: &Client,
-    greeting: Option<&Greeting>,
+    greeting: &Greeting,
     listed: &[Listed],
 ) -> Result<Held, String> {
     let own = own_lineage(options).await?;
-    let Some(greeting) = greeting.filter(|greeting| greeting.epoch > 0) else {
-        return compare_ends(options, client, listed).await;
-    };
     let newest = own.newest().map(|reign| (reign.epoch.0, reign.node.as_str()));
     if newest == Some((greeting.epoch, &greeting.node)) {
         return Ok(Held::new());
     }
     let theirs = their_lineage(client).await?;
-    let held = match Kinship::of(&own, &theirs) {
-        Kinship::Foreign => return Err(foreign(&own, &theirs)),
-        Kinship::Unknown => compare_ends(options, client, listed).await?,
-        Kinship::Shared(shared) => {
+    let logs: Vec<Ends> = options.store.logs().iter().map(|log| ends(log, listed)).collect();
+    let held = match judge(&own, &theirs, options.store.node_id(), options.accept_divergence, &logs) {
+        Past::Foreign => return Err(foreign(&own, &theirs)),
+        Past::Unknown => compare_ends(options, client, listed).await?,
+        Past::Shared(verdicts) => {
             let mut held = Held::new();
-            for partition in options.store.logs() {
-                let (id, own_end) = (partition.id().clone(), partition.positions().written);
-                let their_end = listed.iter().find(|l| l.partition == id).map_or(Offset::ZERO, |l| l.end);
-                let common = shared.common_end(&id, own_end, their_end);
-                if common >= own_end {
-                    continue;
-                }
-                if shared.writer_of(&id, common) == options.store.node_id() || options.accept_divergence {
-                    cut(options, id, common).await?;
-                } else {
-                    held.insert(id, Stop::Diverged { own_end, master_end: common });
+            for (id, verdict) in verdicts {
+                match verdict {
+                    Verdict::Cut { to } => cut(options, id, to).await?,
+                    Verdict::Hold { common } => {
+                        let own_end = logs.iter().find(|log| log.partition == id).map_or(common, |log| log.own);
+                        held.insert(id, Stop::Diverged { own_end, master_end: common });
+                    }
                 }
             }
             held
@@ -67,6 +57,12 @@ pub(super) async fn join(
         adopt(options, theirs).await?;
     }
     Ok(held)
+}
+
+fn ends(log: &Partition, listed: &[Listed]) -> Ends {
+    let partition = log.id().clone();
+    let theirs = listed.iter().find(|l| l.partition == partition).map_or(Offset::ZERO, |l| l.end);
+    Ends { partition, own: log.positions().written, theirs }
 }
 
 fn foreign(own: &Lineage, theirs: &Lineage) -> String {
@@ -125,51 +121,28 @@ async fn on_disk<T: Send + 'static>(
     }
 }
 
-/// Holds the last bytes of each own log against the master's.
-async fn compare_ends(options: &LinkOptions, client: &Client, listed: &[Listed]) -> Result<Held, String> {
+/// Holds the last bytes of each listed log against the master's. What differs must not be followed, unless the operator
+/// has said that the master is right: then it is cut to what both have.
+pub(super) async fn compare_ends(options: &LinkOptions, client: &Client, listed: &[Listed]) -> Result<Held, String> {
     let mut held = Held::new();
-    for partition in options.store.partitions() {
-        let (id, own_end) = (partition.id().clone(), partition.positions().written);
-        let theirs = listed.iter().find(|l| l.partition == id);
-        // A log that is beyond the master's end, or that it does not have, is seen by the listing.
-        let Some(theirs) = theirs.filter(|l| l.first < own_end && own_end <= l.end) else { continue };
-        if !same_end(&partition, client, own_end, theirs.first, &options.group).await? {
-            held.insert(id, Stop::Diverged { own_end, master_end: own_end });
+    for listed in listed {
+        let id = &listed.partition;
+        let Some(log) = own_log(options, id) else { continue };
+        if is_prefix(options, client, &log, listed).await? {
+            continue;
         }
+        let own_end = log.positions().written;
+        if !options.accept_divergence {
+            held.insert(id.clone(), Stop::Diverged { own_end, master_end: own_end.min(listed.end) });
+            continue;
+        }
+        let common = common_end(options, client, &log, listed).await?;
+        cut(options, id.clone(), common).await?;
     }
     Ok(held)
 }
 
-/// Whether both logs hold the same last bytes before `own_end`. Read within one segment, from wherever that begins: no
-/// record boundary is needed to compare.
-async fn same_end(
-    partition: &Arc<Partition>,
-    client: &Client,
-    own_end: Offset,
-    first: Offset,
-    group: &str,
-) -> Result<bool, String> {
-    let Some(last) = own_end.get().checked_sub(1) else { return Ok(true) };
-    let segment = partition.nearest(i64::try_from(last).unwrap_or(i64::MAX));
-    let from = segment.max(first).get().max(own_end.get().saturating_sub(COMPARED_BYTES.into()));
-    let bytes = (own_end.get() - from) as u32;
-    let Some(own) = read_own(partition, from as i64, bytes) else { return Ok(true) };
-    let (topic, number) = (&partition.id().topic, partition.id().number as i32);
-    let answer = client.get(topic, group, number, from as i64, bytes as i32, None);
-    let answer = tokio::time::timeout(ANSWER_TIMEOUT, answer).await.map_err(|_| "no answer in time".to_owned())?;
-    match answer.map_err(|error| error.to_string())? {
-        GetAnswer::Value { body, .. } => {
-            let both = own.len().min(body.len());
-            Ok(own[..both] == body[..both])
-        }
-        GetAnswer::NotYet | GetAnswer::NoPartition | GetAnswer::Moved(_) => Ok(false),
-    }
-}
-
-fn read_own(partition: &Partition, from: i64, bytes: u32) -> Option<Vec<u8>> {
-    let SliceAt::Bytes(slice) = partition.slice(from, bytes, Reader::Replica) else { return None };
-    let mut own = vec![0; slice.len().min(bytes) as usize];
-    let read = slice.read_at(0, &mut own).ok()?;
-    own.truncate(read);
-    Some(own)
+fn own_log(options: &LinkOptions, id: &PartitionId) -> Option<Arc<Partition>> {
+    let number = i32::try_from(id.number).ok()?;
+    if id.is_journal() { options.store.journal() } else { options.store.get(&id.topic, number) }
 }

@@ -16,7 +16,7 @@ use tracing::{info, warn};
 use super::LinkOptions;
 use super::board::Board;
 use super::follow::{self, Budget, Follow};
-use super::join::{Held, join};
+use super::join::{Held, compare_ends, join};
 use super::transport::Way;
 use super::trim;
 use crate::listing::{self, Listed};
@@ -105,6 +105,8 @@ struct Session {
     followed: HashSet<PartitionId>,
     /// Not followed, as their logs are not those of the master.
     held: Held,
+    /// The master remembers no reigns, as the original: each log is compared with its own before it is followed.
+    compares: bool,
     tasks: JoinSet<()>,
     stop: CancellationToken,
 }
@@ -126,14 +128,20 @@ impl Session {
             config: None,
             followed: HashSet::new(),
             held: Held::new(),
+            compares: false,
             tasks: JoinSet::new(),
             stop: CancellationToken::new(),
         };
         let greeting = session.greet(None).await?;
         let listed = session.list().await?;
-        session.held = join(options, &session.way.client, greeting.as_ref(), &listed).await?;
-        session.show_held(&listed);
-        session.follow(listed);
+        match greeting.as_ref().filter(|greeting| greeting.epoch > 0) {
+            None => session.compares = true,
+            Some(greeting) => {
+                session.held = join(options, &session.way.client, greeting, &listed).await?;
+                session.show_held(&listed, session.held.keys());
+            }
+        }
+        session.take_list(listed).await?;
         session.fetch_config(greeting.and_then(|greeting| greeting.config)).await?;
         Ok(session)
     }
@@ -155,7 +163,11 @@ impl Session {
             // The first new partition is followed at once; many new ones do not cause as many lists.
             tokio::time::sleep_until(self.listed_at + LIST_INTERVAL_MIN).await;
             match self.list().await {
-                Ok(listed) => self.follow(listed),
+                Ok(listed) => {
+                    if let Err(reason) = self.take_list(listed).await {
+                        return reason;
+                    }
+                }
                 Err(reason) => return reason,
             }
         }
@@ -240,8 +252,9 @@ impl Session {
     }
 
     /// Shows the partitions that are not followed, and why.
-    fn show_held(&self, listed: &[Listed]) {
-        for (partition, stop) in &self.held {
+    fn show_held<'a>(&self, listed: &[Listed], held: impl Iterator<Item = &'a PartitionId>) {
+        for partition in held {
+            let stop = &self.held[partition];
             let end = listed.iter().find(|l| l.partition == *partition).map(|l| l.end);
             let log = self.options.store.get(&partition.topic, partition.number as i32);
             let positions = log.map(|log| log.positions());
@@ -264,6 +277,24 @@ impl Session {
         }
     }
 
+    async fn take_list(&mut self, listed: Vec<Listed>) -> Result<(), String> {
+        if self.compares {
+            self.compare(&listed).await?;
+        }
+        self.follow(listed);
+        Ok(())
+    }
+
+    /// Holds what is not followed yet against the master's. What differed is looked at again: the original lists less
+    /// than it holds until it has flushed, and an operator may have put it right.
+    async fn compare(&mut self, listed: &[Listed]) -> Result<(), String> {
+        let new: Vec<Listed> = listed.iter().filter(|l| !self.followed.contains(&l.partition)).cloned().collect();
+        let held = compare_ends(&self.options, &self.way.client, &new).await?;
+        let before = std::mem::replace(&mut self.held, held);
+        self.show_held(listed, self.held.keys().filter(|id| !before.contains_key(id)));
+        Ok(())
+    }
+
     /// Starts what is not followed yet.
     fn follow(&mut self, listed: Vec<Listed>) {
         self.trim(&listed);
@@ -281,6 +312,7 @@ impl Session {
                 partition,
                 first,
                 end,
+                compares: self.compares,
             };
             self.tasks.spawn(follow::run(follow));
         }
