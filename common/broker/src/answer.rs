@@ -63,6 +63,12 @@ pub(crate) fn append_failure(error: &AppendError) -> (Status, String) {
         AppendError::Unknown(reason) => {
             (Status::InternalServerError, format!("the message may or may not be stored: {reason}"))
         }
+        AppendError::Unconfirmed => (
+            Status::InternalServerError,
+            "stored here, not confirmed by the quorum within ackTimeoutInMills: it stays unreadable until enough members \
+             hold it, and may become readable then"
+                .to_owned(),
+        ),
         AppendError::Dropped => (
             Status::InternalServerError,
             "the message may or may not be stored: the broker gave up this request".to_owned(),

@@ -52,7 +52,10 @@ pub enum GetAnswer {
         extra: Option<ValueExtra>,
     },
     /// Nothing at that offset yet.
-    NotYet,
+    NotYet {
+        /// As [`ValueExtra::confirmed`].
+        confirmed: Option<Offset>,
+    },
     /// The broker has no such partition, or nothing was ever put into it.
     NoPartition,
     /// Go on at this offset instead.
@@ -68,7 +71,7 @@ impl GetAnswer {
                 Some(Status::Moved) => parse_offset(text(&body)?).map(GetAnswer::Moved),
                 // The two are told apart by their texts only.
                 Some(Status::NotFound) if body.starts_with(b"The topic") => Ok(GetAnswer::NoPartition),
-                Some(Status::NotFound) => Ok(GetAnswer::NotYet),
+                Some(Status::NotFound) => Ok(GetAnswer::NotYet { confirmed: metaq_wire::confirmed_of(&body) }),
                 _ => Err(answer(code, &body)),
             },
         }

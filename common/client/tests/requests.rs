@@ -103,13 +103,13 @@ async fn every_command_gets_its_answer() {
 #[tokio::test]
 async fn a_get_tells_its_outcomes_apart() {
     let (client, mut broker) = connected().await;
-    let extra = ValueExtra { segment: Offset::ZERO, end: Offset::MAX, epoch: 7, journal: None };
+    let extra = ValueExtra { segment: Offset::ZERO, end: Offset::MAX, epoch: 7, journal: None, confirmed: None };
     let value = |extra| GetAnswer::Value { body: Bytes::from_static(b"abc"), extra };
     let cases = [
         ("value 3 OPAQUE\r\nabc", value(None)),
         ("value 3 OPAQUE seg=0 end=9223372036854775807 epoch=7 new=1\r\nabc", value(Some(extra))),
         ("value 3 OPAQUE seg=0 end=x epoch=7\r\nabc", value(None)),
-        ("result 404 36 OPAQUE\r\nCould not find message at position 9", GetAnswer::NotYet),
+        ("result 404 36 OPAQUE\r\nCould not find message at position 9", GetAnswer::NotYet { confirmed: None }),
         ("result 404 44 OPAQUE\r\nThe topic `t` in partition `0` is not exists", GetAnswer::NoPartition),
         ("result 301 4 OPAQUE\r\n1200", GetAnswer::Moved(Offset::new(1200).unwrap())),
     ];

@@ -1,3 +1,4 @@
+use crate::ack::AckRules;
 use crate::finding::{ConfigErrors, Finding, Findings};
 use crate::ini::{Ini, Section};
 use crate::keys::{self, Key};
@@ -31,6 +32,8 @@ pub struct BrokerConfig {
     /// What the file says to no effect, or more than once; to be logged.
     pub warnings: Vec<Finding>,
     patterns: Patterns,
+    /// Stands in for `ackQuorum` of `[system]`, whatever the file says.
+    ack_quorum: Option<u32>,
 }
 
 impl BrokerConfig {
@@ -64,6 +67,7 @@ impl BrokerConfig {
             zookeeper: zookeeper.expect("a missing section is an error"),
             patterns: Patterns::of(topics.keys()),
             topics,
+            ack_quorum: None,
             checksum: crc32fast::hash(&text),
             text,
             path: path.to_owned(),
@@ -78,16 +82,31 @@ impl BrokerConfig {
         self.topics.get(name).or_else(|| self.topics.get(self.patterns.best(name)?))
     }
 
-    /// What is in force once `new` replaces this at run time: its topics, on top of the `[system]` and `[zookeeper]`
-    /// that this process was started with (configuration, "8. Reload").
+    /// What is in force once `new` replaces this at run time: its topics, and what of its `[system]` a reload takes over,
+    /// on top of the `[system]` and `[zookeeper]` that this process was started with (configuration, "8. Reload").
     #[must_use]
     pub fn with_topics_of(&self, new: BrokerConfig) -> BrokerConfig {
-        // The file was valid when `new` was made, and no range depends on what a topic inherits.
-        let mut ignored = Findings::new(&new.path);
-        let ini = Ini::parse(&new.text, &mut ignored);
-        let topics = parse_topics(&ini, &self.system, &mut ignored);
-        BrokerConfig { system: self.system.clone(), zookeeper: self.zookeeper.clone(), topics, ..new }
+        let quorum = self.ack_quorum.unwrap_or(new.system.ack.quorum);
+        let system = System { ack: AckRules { quorum, ..new.system.ack }, ..self.system.clone() };
+        let topics = topics_under(&new, &system);
+        BrokerConfig { system, zookeeper: self.zookeeper.clone(), topics, ack_quorum: self.ack_quorum, ..new }
     }
+
+    /// With another `ackQuorum` in `[system]` than the file says, also after a reload; topics that set their own keep it.
+    #[must_use]
+    pub fn with_ack_quorum(mut self, quorum: u32) -> BrokerConfig {
+        self.ack_quorum = Some(quorum);
+        self.system.ack.quorum = quorum;
+        self.topics = topics_under(&self, &self.system);
+        self
+    }
+}
+
+/// The topics of a file that was found valid, as they inherit from `system`; no range depends on what they inherit.
+fn topics_under(config: &BrokerConfig, system: &System) -> BTreeMap<TopicName, Topic> {
+    let mut ignored = Findings::new(&config.path);
+    let ini = Ini::parse(&config.text, &mut ignored);
+    parse_topics(&ini, system, &mut ignored)
 }
 
 /// Reads a file of bounded size, so that a mistaken path (a log, a device) is an error and not an ocean.

@@ -1,5 +1,6 @@
 use crate::broker::BrokerConfig;
 use crate::keys::{DATA_PATH, Key};
+use crate::system::System;
 use crate::topic::Topic;
 
 type Settings = Vec<(&'static Key, String)>;
@@ -10,9 +11,11 @@ impl BrokerConfig {
     /// Topics are compared as they will be in force, see [`BrokerConfig::with_topics_of`].
     pub fn differences(&self, new: &BrokerConfig) -> Vec<String> {
         let mut lines = Vec::new();
-        restart_lines("system", &self.system.settings(), &new.system.settings(), &mut lines);
-        restart_lines("zookeeper", &self.zookeeper.settings(), &new.zookeeper.settings(), &mut lines);
+        let (system, zookeeper) = (new.system.clone(), &new.zookeeper);
         let new = self.with_topics_of(new.clone());
+        let system = System { ack: new.system.ack, ..system };
+        section_lines("system", &self.system.settings(), &system.settings(), &mut lines);
+        section_lines("zookeeper", &self.zookeeper.settings(), &zookeeper.settings(), &mut lines);
         for (name, old) in &self.topics {
             match new.topics.get(name) {
                 None => lines.push(format!("topic {name} removed")),
@@ -31,12 +34,11 @@ fn changes<'a>(old: &'a Settings, new: &'a Settings) -> impl Iterator<Item = (&'
     pairs.filter(|(_, old, new)| old != new)
 }
 
-fn restart_lines(section: &str, old: &Settings, new: &Settings, lines: &mut Vec<String>) {
-    lines.extend(
-        changes(old, new).map(|(key, old, new)| {
-            format!("[{section}] {} {} → {} (needs a restart)", key.name, shown(old), shown(new))
-        }),
-    );
+fn section_lines(section: &str, old: &Settings, new: &Settings, lines: &mut Vec<String>) {
+    lines.extend(changes(old, new).map(|(key, old, new)| {
+        let when = if key.reloadable { "" } else { " (needs a restart)" };
+        format!("[{section}] {} {} → {}{when}", key.name, shown(old), shown(new))
+    }));
 }
 
 fn topic_lines(old: &Topic, new: &Topic, lines: &mut Vec<String>) {

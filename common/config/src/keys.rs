@@ -2,7 +2,7 @@
 //! test of the shipped files all use these.
 
 use metaq_types::limits::{
-    BROKER_ID_MAX, PARTITIONS_PER_TOPIC_MAX, SEGMENT_BYTES_MAX, SEGMENT_BYTES_MIN, TRANSFER_BYTES_MAX,
+    ACK_QUORUM_MAX, BROKER_ID_MAX, PARTITIONS_PER_TOPIC_MAX, SEGMENT_BYTES_MAX, SEGMENT_BYTES_MIN, TRANSFER_BYTES_MAX,
     TRANSFER_BYTES_MIN,
 };
 
@@ -48,6 +48,8 @@ pub struct Key {
     pub per_topic: bool,
     /// A slave takes this over from its master's file (`autoSyncMasterConfig`), else it keeps its own.
     pub shared_with_slave: bool,
+    /// What `[system]` says takes effect at a reload as well, not only what a topic says.
+    pub reloadable: bool,
     /// Checked, so that a file says nothing absurd, but nothing here depends on it.
     pub without_effect: bool,
 }
@@ -63,6 +65,7 @@ impl Key {
             meaning: "",
             per_topic: false,
             shared_with_slave: false,
+            reloadable: false,
             without_effect: false,
         }
     }
@@ -93,6 +96,10 @@ impl Key {
 
     const fn shared(self) -> Key {
         Key { shared_with_slave: true, ..self }
+    }
+
+    const fn reloadable(self) -> Key {
+        Key { reloadable: true, ..self }
     }
 
     const fn without_effect(self) -> Key {
@@ -167,6 +174,15 @@ keys! {
     UNFLUSH_INTERVAL = Key::system("unflushInterval", within(0, INT_MAX), Required { example: "10000" })
         .unit("ms").per_topic().shared()
         .means("how long a message may wait for the disk when unflushThreshold is above 0; 0: no longer than a write");
+    ACK_QUORUM = Key::system("ackQuorum", within(1, ACK_QUORUM_MAX as i64), Default("1")).unit("members")
+        .per_topic().shared().reloadable()
+        .means("nodes, the master included, that must hold a message before its put is answered; 1: the master alone");
+    ACK_TIMEOUT_IN_MILLS = Key::system("ackTimeoutInMills", within(10, 600_000), Default("2000")).unit("ms")
+        .per_topic().shared().reloadable()
+        .means("a put that its quorum does not hold after this is answered as unconfirmed");
+    ACK_QUORUM_DOWNGRADE = Key::system("ackQuorumDowngrade", Kind::Bool, Default("false"))
+        .per_topic().shared().reloadable()
+        .means("go on with the members that are there when they are fewer than ackQuorum, instead of refusing puts");
     MAX_SEGMENT_SIZE = Key::system(
         "maxSegmentSize",
         within(SEGMENT_BYTES_MIN as i64, SEGMENT_BYTES_MAX as i64),

@@ -6,6 +6,7 @@
 //! that a typing error is never a silent default. Must never come in here: sockets other than to find out our own
 //! address, a runtime, the state of a running node.
 
+mod ack;
 pub mod address;
 mod broker;
 mod changes;
@@ -28,6 +29,7 @@ mod topic;
 mod values;
 mod zookeeper;
 
+pub use ack::AckRules;
 pub use broker::BrokerConfig;
 pub use finding::{ConfigErrors, Finding};
 pub use lag::SlaveLagAction;

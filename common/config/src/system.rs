@@ -1,3 +1,4 @@
+use crate::ack::AckRules;
 use crate::address::check_host_name;
 use crate::keys::{self, Key};
 use crate::lag::SlaveLagAction;
@@ -41,6 +42,7 @@ pub struct System {
     /// As [`crate::Topic::unflush_threshold`].
     pub unflush_threshold: u32,
     pub unflush_interval: Duration,
+    pub ack: AckRules,
     /// Bytes.
     pub max_segment_size: u32,
     /// Bytes in the answer to one get.
@@ -113,6 +115,7 @@ impl System {
             num_partitions: values.unsigned(&keys::NUM_PARTITIONS),
             unflush_threshold: threshold(values.integer(&keys::UNFLUSH_THRESHOLD)),
             unflush_interval: values.millis(&keys::UNFLUSH_INTERVAL),
+            ack: AckRules::parse(values),
             max_segment_size: values.unsigned(&keys::MAX_SEGMENT_SIZE),
             max_transfer_size: values.unsigned(&keys::MAX_TRANSFER_SIZE),
             delete_policy: values
@@ -140,6 +143,7 @@ impl System {
             num_partitions: self.num_partitions,
             unflush_threshold: self.unflush_threshold,
             unflush_interval: self.unflush_interval,
+            ack: self.ack,
             max_segment_size: self.max_segment_size,
             data_path: self.data_path.clone(),
             delete_policy: self.delete_policy.clone(),
@@ -178,6 +182,9 @@ impl System {
             (&keys::NUM_PARTITIONS, self.num_partitions.to_string()),
             (&keys::UNFLUSH_THRESHOLD, self.unflush_threshold.to_string()),
             (&keys::UNFLUSH_INTERVAL, self.unflush_interval.as_millis().to_string()),
+            (&keys::ACK_QUORUM, self.ack.quorum.to_string()),
+            (&keys::ACK_TIMEOUT_IN_MILLS, self.ack.timeout.as_millis().to_string()),
+            (&keys::ACK_QUORUM_DOWNGRADE, self.ack.downgrade.to_string()),
             (&keys::MAX_SEGMENT_SIZE, self.max_segment_size.to_string()),
             (&keys::MAX_TRANSFER_SIZE, self.max_transfer_size.to_string()),
             (&keys::DELETE_POLICY, self.delete_policy.to_string()),

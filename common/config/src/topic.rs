@@ -1,3 +1,4 @@
+use crate::ack::AckRules;
 use crate::finding::Findings;
 use crate::ini::{Ini, Section};
 use crate::keys::{self, Key};
@@ -20,6 +21,8 @@ pub struct Topic {
     pub unflush_threshold: u32,
     /// How long a message may wait for the disk when the threshold is not 0.
     pub unflush_interval: Duration,
+    /// Who has to hold a message besides this node before it is acknowledged.
+    pub ack: AckRules,
     /// Bytes.
     pub max_segment_size: u32,
     pub data_path: PathBuf,
@@ -39,6 +42,9 @@ impl Topic {
             (&keys::NUM_PARTITIONS, self.num_partitions.to_string()),
             (&keys::UNFLUSH_THRESHOLD, self.unflush_threshold.to_string()),
             (&keys::UNFLUSH_INTERVAL, self.unflush_interval.as_millis().to_string()),
+            (&keys::ACK_QUORUM, self.ack.quorum.to_string()),
+            (&keys::ACK_TIMEOUT_IN_MILLS, self.ack.timeout.as_millis().to_string()),
+            (&keys::ACK_QUORUM_DOWNGRADE, self.ack.downgrade.to_string()),
             (&keys::DATA_PATH, self.data_path.display().to_string()),
             (&keys::DELETE_POLICY, self.delete_policy.to_string()),
             (&keys::RETENTION_BYTES, self.retention_bytes.to_string()),
@@ -75,6 +81,7 @@ fn parse_topic(name: TopicName, section: &Section, system: &System, findings: &m
         num_partitions: narrow(values.integer_or(&keys::NUM_PARTITIONS, inherited.num_partitions.into())),
         unflush_threshold: threshold(values.integer_or(&keys::UNFLUSH_THRESHOLD, inherited.unflush_threshold.into())),
         unflush_interval: values.millis_or(&keys::UNFLUSH_INTERVAL, inherited.unflush_interval),
+        ack: AckRules::parse_or(&mut values, inherited.ack),
         data_path: values.entry(&keys::DATA_PATH).map_or(inherited.data_path, |entry| PathBuf::from(&entry.value)),
         delete_policy: values.parsed_or(&keys::DELETE_POLICY, inherited.delete_policy, str::parse),
         retention_bytes: values.unsigned_or(&keys::RETENTION_BYTES, inherited.retention_bytes),

@@ -62,6 +62,34 @@ fn system_and_zookeeper_need_a_restart_and_topics_keep_inheriting_what_runs() {
     assert_eq!(running.differences(&new).len(), 3);
 }
 
+/// How safe an acknowledgement is can be changed without a restart; what the command line says stays in force.
+#[test]
+fn the_quorum_of_the_system_section_is_reloaded() {
+    let old = config("", "[topic=a]\n[topic=b]\nackQuorum=3");
+    let new = config("ackQuorum=2\nackTimeoutInMills=500", "[topic=a]\n[topic=b]\nackQuorum=3");
+    check(
+        &old,
+        &new,
+        &[
+            "[system] ackQuorum 1 → 2",
+            "[system] ackTimeoutInMills 2000 → 500",
+            "topic a ackQuorum 1 → 2",
+            "topic a ackTimeoutInMills 2000 → 500",
+            "topic b ackTimeoutInMills 2000 → 500",
+        ],
+    );
+    let running = old.with_topics_of(new.clone());
+    let quorum = |config: &BrokerConfig, topic| config.topic(topic).unwrap().ack.quorum;
+    assert_eq!((running.system.ack.quorum, quorum(&running, "a"), quorum(&running, "b")), (2, 2, 3));
+    check(&running, &new, &[]);
+
+    let told = old.with_ack_quorum(4);
+    assert_eq!((told.system.ack.quorum, quorum(&told, "a"), quorum(&told, "b")), (4, 4, 3));
+    let told = told.with_topics_of(new.clone());
+    assert_eq!((quorum(&told, "a"), quorum(&told, "b")), (4, 3));
+    check(&told, &new, &[]);
+}
+
 #[test]
 fn patterns_follow_a_reload() {
     let old = config("", "[topic=a-*]\nnumPartitions=2");

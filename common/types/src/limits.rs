@@ -23,6 +23,9 @@ pub const GROUP_NAME_BYTES_MAX: usize = 255;
 
 pub const BROKER_ID_MAX: u32 = 1023;
 
+/// Members that may have to hold a message, the master included.
+pub const ACK_QUORUM_MAX: u32 = 9;
+
 /// Partition numbers are below this.
 pub const PARTITIONS_PER_TOPIC_MAX: u32 = 100_000;
 

@@ -168,6 +168,9 @@ pub fn encode_value_head(out: &mut BytesMut, body_bytes: u32, opaque: Opaque, ex
         if let Some(journal) = extra.journal {
             named(out, "journal", journal.get());
         }
+        if let Some(confirmed) = extra.confirmed {
+            named(out, "confirmed", confirmed.get());
+        }
     }
     end(out, b"");
 }

@@ -10,6 +10,34 @@ pub enum Role {
     Slave,
 }
 
+/// How safely a node holds what it has taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Level {
+    /// In the page cache: a crash of the machine may take it back.
+    Os,
+    /// On stable storage.
+    Fsync,
+}
+
+impl Level {
+    pub fn word(self) -> &'static str {
+        match self {
+            Level::Os => "os",
+            Level::Fsync => "fsync",
+        }
+    }
+
+    fn from_word(word: &[u8]) -> Option<Level> {
+        [Level::Os, Level::Fsync].into_iter().find(|level| level.word().as_bytes() == word)
+    }
+}
+
+impl fmt::Display for Level {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.word())
+    }
+}
+
 /// What one node tells another in the trailing words of `version` and in the text of its answer.
 ///
 /// Words that are not known, and known words with a malformed value, are ignored: the original ignores all of them,
@@ -28,6 +56,14 @@ pub struct Greeting {
     pub ids: Option<i64>,
     /// The checksum of the configuration in force.
     pub config: Option<u32>,
+    /// How safely a slave holds what it confirms.
+    pub level: Option<Level>,
+    /// Where a slave serves, `meta://host:port`; empty when not told.
+    pub uri: Text,
+    /// The fewest members that a master with a quorum asks for, itself included; `None`: it has none.
+    pub quorum: Option<u32>,
+    /// The slaves that a master has counted in its quorum since its reign began, in the form of the link.
+    pub members: Text,
     /// Asks that the answer wait until the catalog differs from `catalog`, at most this long.
     pub wait: Option<Duration>,
 }
@@ -42,6 +78,10 @@ impl Greeting {
             catalog: None,
             ids: None,
             config: None,
+            level: None,
+            uri: Text::default(),
+            quorum: None,
+            members: Text::default(),
             wait: None,
         }
     }
@@ -70,6 +110,10 @@ impl Greeting {
                 b"catalog" => greeting.catalog = unsigned64(value),
                 b"ids" => greeting.ids = std::str::from_utf8(value).ok().and_then(|ids| ids.parse().ok()),
                 b"config" => greeting.config = unsigned64(value).and_then(|config| u32::try_from(config).ok()),
+                b"level" => greeting.level = Level::from_word(value),
+                b"uri" => greeting.uri = Text::from(&*String::from_utf8_lossy(value)),
+                b"quorum" => greeting.quorum = unsigned64(value).and_then(|quorum| u32::try_from(quorum).ok()),
+                b"members" => greeting.members = Text::from(&*String::from_utf8_lossy(value)),
                 b"wait" => greeting.wait = unsigned64(value).map(Duration::from_millis),
                 _ => {}
             }
@@ -107,6 +151,18 @@ impl fmt::Display for Greeting {
         if let Some(config) = self.config {
             write!(f, " config={config}")?;
         }
+        if let Some(level) = self.level {
+            write!(f, " level={level}")?;
+        }
+        if !self.uri.is_empty() {
+            write!(f, " uri={}", self.uri)?;
+        }
+        if let Some(quorum) = self.quorum {
+            write!(f, " quorum={quorum}")?;
+        }
+        if !self.members.is_empty() {
+            write!(f, " members={}", self.members)?;
+        }
         if let Some(wait) = self.wait {
             write!(f, " wait={}", wait.as_millis())?;
         }
@@ -133,6 +189,15 @@ mod tests {
         assert_eq!(greeting, expected);
         assert_eq!(greeting.to_string(), "role=master epoch=7 node=ab-cd catalog=3 ids=-9 config=4294967295");
         assert_eq!(Greeting::parse("1.4.6.2"), None);
+    }
+
+    #[test]
+    fn a_slave_tells_how_safely_it_holds_and_where_it_serves() {
+        let text = "role=slave id=3 epoch=7 level=fsync uri=meta://h:8123";
+        let greeting = Greeting::parse(text).unwrap();
+        assert_eq!((greeting.level, &*greeting.uri), (Some(Level::Fsync), "meta://h:8123"));
+        assert_eq!(greeting.to_string(), text);
+        assert_eq!(Greeting::parse("role=slave level=disk").unwrap().level, None);
     }
 
     #[test]

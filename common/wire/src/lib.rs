@@ -24,11 +24,11 @@ pub use encode::{
     encode_get, encode_offset, encode_put, encode_quit, encode_result, encode_stats, encode_stored, encode_transaction,
     encode_transactional_put, encode_value_head, encode_version,
 };
-pub use greeting::{Greeting, Role};
+pub use greeting::{Greeting, Level, Role};
 pub use record::{
     BadRecord, NegativeLength, RecordFault, RecordHeader, Records, attribute_fits, checksum, split_attribute,
 };
 pub use request::{Get, OffsetQuery, Put, Request, Stats, Sync, Transaction, TransactionKind, Version};
-pub use response::{RESPONSE_BODY_BYTES_MAX, Response, ValueExtra, decode_response};
+pub use response::{RESPONSE_BODY_BYTES_MAX, Response, ValueExtra, confirmed_of, decode_response};
 pub use text::Text;
 pub use txid::{KeyError, TransactionKey};

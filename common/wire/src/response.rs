@@ -26,7 +26,7 @@ impl Response {
     }
 }
 
-/// The trailing words `seg=… end=… epoch=… journal=…` of a value, which only a greeted replica gets.
+/// The trailing words `seg=… end=… epoch=… journal=… confirmed=…` of a value, which only a greeted replica gets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ValueExtra {
     /// Where the segment begins that the bytes lie in.
@@ -37,23 +37,35 @@ pub struct ValueExtra {
     pub epoch: u64,
     /// A replica must hold the transaction journal up to here before it appends the bytes.
     pub journal: Option<Offset>,
+    /// What a quorum holds, where one is asked for: consumers of the replica may read no further.
+    pub confirmed: Option<Offset>,
 }
 
 impl ValueExtra {
     /// The first three words must be there; unknown ones are ignored.
     fn from_words<'a>(words: impl Iterator<Item = &'a [u8]>) -> Option<ValueExtra> {
-        let (mut segment, mut end, mut epoch, mut journal) = (None, None, None, None);
+        let (mut segment, mut end, mut epoch) = (None, None, None);
+        let (mut journal, mut confirmed) = (None, None);
         for (name, value) in words.filter_map(named_value) {
             match name {
                 b"seg" => segment = unsigned64(value).and_then(Offset::new),
                 b"end" => end = unsigned64(value).and_then(Offset::new),
                 b"epoch" => epoch = unsigned64(value),
                 b"journal" => journal = unsigned64(value).and_then(Offset::new),
+                b"confirmed" => confirmed = unsigned64(value).and_then(Offset::new),
                 _ => {}
             }
         }
-        Some(ValueExtra { segment: segment?, end: end?, epoch: epoch?, journal })
+        Some(ValueExtra { segment: segment?, end: end?, epoch: epoch?, journal, confirmed })
     }
+}
+
+/// The word ` confirmed=…` at the end of the text that tells a replica that there is nothing new: as
+/// [`ValueExtra::confirmed`].
+pub fn confirmed_of(text: &[u8]) -> Option<Offset> {
+    let word = text.rsplit(|byte| *byte == b' ').next()?;
+    let (name, value) = named_value(word)?;
+    (name == b"confirmed").then(|| unsigned64(value).and_then(Offset::new)).flatten()
 }
 
 /// Takes one answer off the front of `buf`; `Ok(None)` leaves its bytes untouched until more come, and makes room for

@@ -4,10 +4,10 @@
 use bytes::BytesMut;
 use metaq_types::{MessageId, Offset, Opaque, Status};
 use metaq_wire::{
-    DecodeError, Decoded, Get, Greeting, OffsetQuery, Put, RecordHeader, Records, Request, Response, Role, Stats, Text,
-    Transaction, TransactionKey, TransactionKind, ValueExtra, Version, decode, decode_response, encode_get,
-    encode_offset, encode_put, encode_quit, encode_result, encode_stats, encode_transaction, encode_transactional_put,
-    encode_value_head, encode_version,
+    DecodeError, Decoded, Get, Greeting, Level, OffsetQuery, Put, RecordHeader, Records, Request, Response, Role,
+    Stats, Text, Transaction, TransactionKey, TransactionKind, ValueExtra, Version, decode, decode_response,
+    encode_get, encode_offset, encode_put, encode_quit, encode_result, encode_stats, encode_transaction,
+    encode_transactional_put, encode_value_head, encode_version,
 };
 use proptest::collection::vec;
 use proptest::option;
@@ -41,8 +41,9 @@ fn opaque() -> impl Strategy<Value = Opaque> {
 fn greeting() -> impl Strategy<Value = Greeting> {
     let numbers =
         (option::of(any::<u64>()), option::of(any::<i64>()), option::of(any::<u32>()), option::of(any::<u64>()));
-    (any::<bool>(), option::of(any::<u32>()), any::<u64>(), name(), numbers).prop_map(
-        |(master, slave_id, epoch, node, (catalog, ids, config, wait))| Greeting {
+    let words = (option::of(prop::sample::select(vec![Level::Os, Level::Fsync])), name(), option::of(1..10u32), name());
+    (any::<bool>(), option::of(any::<u32>()), any::<u64>(), name(), numbers, words).prop_map(
+        |(master, slave_id, epoch, node, (catalog, ids, config, wait), (level, uri, quorum, members))| Greeting {
             role: if master { Role::Master } else { Role::Slave },
             slave_id,
             epoch,
@@ -50,6 +51,10 @@ fn greeting() -> impl Strategy<Value = Greeting> {
             catalog,
             ids,
             config,
+            level,
+            uri,
+            quorum,
+            members,
             wait: wait.map(Duration::from_millis),
         },
     )
@@ -100,8 +105,9 @@ fn request() -> impl Strategy<Value = Request> {
 fn response() -> impl Strategy<Value = Response> {
     let status = prop::sample::select(vec![Status::Success, Status::Moved, Status::NotFound, Status::Forbidden]);
     let offset = || (0..=i64::MAX as u64).prop_map(|offset| Offset::new(offset).unwrap());
-    let extra = (offset(), offset(), any::<u64>(), proptest::option::of(offset()))
-        .prop_map(|(segment, end, epoch, journal)| ValueExtra { segment, end, epoch, journal });
+    let (journal, confirmed) = (proptest::option::of(offset()), proptest::option::of(offset()));
+    let extra = (offset(), offset(), any::<u64>(), journal, confirmed)
+        .prop_map(|(segment, end, epoch, journal, confirmed)| ValueExtra { segment, end, epoch, journal, confirmed });
     prop_oneof![
         (status, opaque(), vec(any::<u8>(), 0..300)).prop_map(|(status, opaque, body)| Response::Result {
             code: status.code().into(),

@@ -245,8 +245,8 @@ impl Reader {
                     self.at = Some(to);
                     continue;
                 }
-                Ok(GetAnswer::NotYet | GetAnswer::NoPartition) if self.follow => continue,
-                Ok(GetAnswer::NotYet | GetAnswer::NoPartition) => return Ok(Pause::Done),
+                Ok(GetAnswer::NotYet { .. } | GetAnswer::NoPartition) if self.follow => continue,
+                Ok(GetAnswer::NotYet { .. } | GetAnswer::NoPartition) => return Ok(Pause::Done),
                 Err(error @ (ClientError::Answer { .. } | ClientError::Protocol(_))) => return Err(error.into()),
                 Err(error) => return Ok(Pause::Lost(error.into())),
             };

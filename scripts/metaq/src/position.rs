@@ -101,7 +101,7 @@ impl Partition<'_> {
                     at = to;
                     continue;
                 }
-                GetAnswer::Moved(_) | GetAnswer::NotYet | GetAnswer::NoPartition => break,
+                GetAnswer::Moved(_) | GetAnswer::NotYet { .. } | GetAnswer::NoPartition => break,
             };
             let mut records = Records::new(&body);
             for (position, _, _) in records.by_ref().map_while(Result::ok) {

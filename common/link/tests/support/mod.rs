@@ -270,7 +270,7 @@ impl Conversation {
         if self.faults.corrupt_next.fetch_update(Ordering::SeqCst, Ordering::SeqCst, taken).is_ok() {
             body[20] ^= 0x40;
         }
-        let extra = ValueExtra { segment: slice.segment(), end: slice.end(), epoch: 0, journal: None };
+        let extra = ValueExtra { segment: slice.segment(), end: slice.end(), epoch: 0, journal: None, confirmed: None };
         let extra = (!self.faults.original).then_some(extra);
         let mut bytes = BytesMut::new();
         metaq_wire::encode_value_head(&mut bytes, slice.len(), opaque, extra.as_ref());
