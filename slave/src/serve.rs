@@ -80,6 +80,7 @@ fn start_link(
         slave_id,
         group: slave.slave_group,
         delay_max: slave.slave_max_delay,
+        catch_up_bytes_per_second: slave.catch_up_bytes_per_second,
         accept_divergence,
         store: Arc::clone(store),
         transport,

@@ -44,6 +44,14 @@ impl Admission {
         None
     }
 
+    pub(crate) fn in_flight(&self) -> usize {
+        self.in_flight.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn is_disk_low(&self) -> bool {
+        self.disk_low.load(Ordering::Relaxed)
+    }
+
     pub(crate) fn set_disk_low(&self, low: bool) -> bool {
         self.disk_low.swap(low, Ordering::Relaxed) != low
     }

@@ -47,6 +47,8 @@ pub(crate) struct Conversation {
     pub(crate) session: SessionId,
     /// A refused message whose body is being thrown away.
     refused: Option<Refused>,
+    /// Messages taken in on this connection.
+    pub(crate) puts: u64,
 }
 
 struct Refused {
@@ -75,7 +77,7 @@ impl Conversation {
         ));
         let replica = peer.node.as_ref().and_then(|node| node.replica());
         let session = node.transactions.next_session();
-        Conversation { node, outbound, peer, replica, greeted: false, session, refused: None }
+        Conversation { node, outbound, peer, replica, greeted: false, session, refused: None, puts: 0 }
     }
 
     pub(crate) fn outbound(&self) -> &Arc<Outbound> {
@@ -112,7 +114,10 @@ impl Conversation {
 
     fn execute(&mut self, request: Request) -> Next {
         match request {
-            Request::Put(put) => handlers::put::put(self, put),
+            Request::Put(put) => {
+                self.puts += 1;
+                handlers::put::put(self, put);
+            }
             Request::Get(get) => handlers::get::get(self, get),
             Request::Offset(query) => handlers::offset::offset(self, &query),
             Request::Version(version) => handlers::version::version(self, version),

@@ -4,15 +4,18 @@ use crate::admission::Admission;
 use crate::answer::{Answer, failed};
 use crate::dispatch::Peer;
 use crate::gate::Gate;
+use crate::lag;
 use crate::metrics::Counters;
 use crate::outbound::Outbound;
 use crate::realtime::Period;
 use crate::secure::Door;
 use crate::session::{Activity, Session};
+use crate::throttle::Throttle;
 use crate::topics::Topics;
 use crate::transactions::Transactions;
 use crate::transport::{Buffers, Transport};
 use crate::view;
+use crate::watched::NodeView;
 use bytes::BytesMut;
 use metaq_config::{BrokerConfig, DeleteAction, FlushTxLog, Live, Topic};
 use metaq_link::driver::StatusSource;
@@ -90,6 +93,7 @@ pub(crate) struct Shared {
     pub(crate) period: Period,
     pub(crate) admission: Arc<Admission>,
     pub(crate) replicas: Mutex<Replicas>,
+    pub(crate) throttle: Throttle,
     pub(crate) started: Instant,
     /// Who was not let in, and why.
     pub(crate) refusals: Arc<Refusals>,
@@ -140,6 +144,7 @@ impl Node {
             period: Period::begin(Instant::now()),
             admission: Arc::default(),
             replicas: Mutex::default(),
+            throttle: Throttle::default(),
             started: Instant::now(),
             refusals: Arc::default(),
             identity: OnceLock::new(),
@@ -152,6 +157,7 @@ impl Node {
         let tasks = TaskTracker::new();
         tasks.spawn(accept(options.listener, Arc::clone(&shared), accepting.clone(), tasks.clone()));
         tasks.spawn(housekeeping(Arc::clone(&shared)));
+        tasks.spawn(lag::watch(Arc::clone(&shared)));
         Ok(Node { shared, address, accepting, tasks })
     }
 
@@ -184,6 +190,11 @@ impl Node {
     /// Who was not let in, by reason, since the start: `metaq_net_refused_handshakes`.
     pub fn refusals(&self) -> &Arc<Refusals> {
         &self.shared.refusals
+    }
+
+    /// For whoever shows what the node looks like now; it outlives the node.
+    pub fn view(&self) -> NodeView {
+        NodeView::new(Arc::clone(&self.shared))
     }
 
     pub(crate) fn shared(&self) -> &Shared {

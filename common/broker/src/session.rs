@@ -8,12 +8,13 @@ use bytes::{Buf, BytesMut};
 use std::collections::VecDeque;
 use std::future::poll_fn;
 use std::io;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::task::{Context, Poll};
 use std::time::Duration;
 use tokio::io::ReadBuf;
-use tokio::time::Instant;
+use tokio::time::{Instant, Sleep};
 
 /// What a session reads from one connection before it executes and sends, so that a flood does not starve others.
 const READ_TURN_BYTES: usize = 256 * 1024;
@@ -52,6 +53,8 @@ pub(crate) struct Session<T> {
     sending: VecDeque<Chunk>,
     /// Nothing more is read: quit, a malformed request, or the node stops.
     closing: bool,
+    /// Nothing is read or executed before it ends: slaves are behind, and messages came in.
+    pause: Option<Pin<Box<Sleep>>>,
     conversation: Conversation,
     activity: Arc<Activity>,
 }
@@ -71,6 +74,7 @@ impl<T: Transport> Session<T> {
             discard: 0,
             sending: VecDeque::new(),
             closing: false,
+            pause: None,
             conversation,
             activity,
         }
@@ -114,6 +118,26 @@ impl<T: Transport> Session<T> {
             self.closing = true;
             self.conversation.outbound().close_after();
         }
+        if self.pause.is_some() {
+            return;
+        }
+        let puts = self.conversation.puts;
+        self.execute_input();
+        if self.conversation.puts != puts {
+            self.hold_back(self.conversation.puts - puts);
+        }
+    }
+
+    /// Pauses where producers are held back after a turn with messages.
+    fn hold_back(&mut self, puts: u64) {
+        let throttle = &self.conversation.node.throttle;
+        if let Some(delay) = throttle.delay() {
+            throttle.count(puts, delay);
+            self.pause = Some(Box::pin(tokio::time::sleep(delay)));
+        }
+    }
+
+    fn execute_input(&mut self) {
         while !self.closing && !self.conversation.outbound().is_full() {
             if self.discard > 0 {
                 let bytes = self.discard.min(self.input.len());
@@ -135,7 +159,13 @@ impl<T: Transport> Session<T> {
 
     /// Waits for something to do. Reads when bytes are there and there is room for the answers they ask for.
     fn poll_event(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<Event>> {
-        let read = !self.closing && !self.conversation.outbound().is_full();
+        if let Some(pause) = &mut self.pause
+            && pause.as_mut().poll(cx).is_ready()
+        {
+            self.pause = None;
+            return Poll::Ready(Ok(Event::Work));
+        }
+        let read = self.pause.is_none() && !self.closing && !self.conversation.outbound().is_full();
         if read && let Poll::Ready(bytes) = self.poll_read(cx)? {
             self.conversation.outbound().awake();
             return Poll::Ready(Ok(if bytes == 0 { Event::EndOfInput } else { Event::Read }));

@@ -48,6 +48,8 @@ pub struct LinkOptions {
     pub group: String,
     /// `slaveMaxDelayInMills`: the longest poll, and the longest pause behind a master that does not wait.
     pub delay_max: Duration,
+    /// `slaveCatchUpBytesPerSecond`: while it is further behind than `delay_max`; 0 for no limit.
+    pub catch_up_bytes_per_second: u64,
     pub store: Arc<Store>,
     pub transport: LinkTransport,
     /// The rules for a partition's log by the configuration of this moment.

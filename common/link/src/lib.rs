@@ -17,6 +17,7 @@ pub mod pace;
 pub mod progress;
 pub mod promotion;
 pub mod pull;
+pub mod rate;
 pub mod replicas;
 pub mod standing;
 pub mod throttle;

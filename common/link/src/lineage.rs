@@ -67,10 +67,7 @@ mod tests {
         let to = Offset::new(80).unwrap();
         let cut = Past::Shared(vec![(partition.clone(), Verdict::Cut { to })]);
         assert_eq!(judged(a, b, "a", false, (100, 500)), cut);
-        assert_eq!(
-            judged(a, b, "c", false, (100, 500)),
-            Past::Shared(vec![(partition, Verdict::Hold { common: to })])
-        );
+        assert_eq!(judged(a, b, "c", false, (100, 500)), Past::Shared(vec![(partition, Verdict::Hold { common: to })]));
         assert_eq!(judged(a, b, "c", true, (100, 500)), cut);
         assert_eq!(judged(a, b, "c", false, (80, 500)), Past::Shared(vec![]));
         assert_eq!(judged("", b, "c", false, (80, 500)), Past::Unknown);

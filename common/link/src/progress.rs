@@ -2,8 +2,11 @@
 //! slave's node and read back for the operator's tool.
 
 use std::fmt::Write as _;
+use std::time::Duration;
 
 use metaq_types::{Offset, PartitionId, TopicName};
+
+use crate::rate::time_left;
 
 /// What a link does now.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -28,7 +31,28 @@ pub struct LinkStatus {
     pub state: LinkState,
     /// When the master last answered; 0 for never.
     pub heard_unix_ms: u64,
+    /// Bytes of the master's logs stored here since the link was started.
+    pub copied_bytes: u64,
+    /// The same in a second, lately.
+    pub bytes_per_second: u64,
     pub partitions: Vec<PartitionStatus>,
+}
+
+impl LinkStatus {
+    /// What is known to be missing.
+    pub fn left_bytes(&self) -> u64 {
+        self.partitions.iter().map(PartitionStatus::lag_bytes).sum()
+    }
+
+    /// When all of it will be here at the rate of late; `None` while nothing comes.
+    pub fn time_left(&self) -> Option<Duration> {
+        time_left(self.left_bytes(), self.bytes_per_second)
+    }
+
+    /// The partition that is furthest behind.
+    pub fn worst(&self) -> Option<&PartitionStatus> {
+        self.partitions.iter().max_by_key(|partition| (partition.behind_ms, partition.lag_bytes()))
+    }
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -37,6 +61,8 @@ pub struct PartitionStatus {
     pub own_end: Offset,
     /// As far as this slave has heard.
     pub master_end: Option<Offset>,
+    /// The age of the oldest byte that is known to be missing.
+    pub behind_ms: u64,
     /// Why it is not copied now, unless it is.
     pub note: Option<String>,
 }
@@ -44,6 +70,13 @@ pub struct PartitionStatus {
 impl PartitionStatus {
     pub fn lag_bytes(&self) -> u64 {
         self.master_end.map_or(0, |end| end.bytes_since(self.own_end))
+    }
+
+    /// The note's first word, where it names a state that does not pass by itself: `diverged`, `gap`, `damaged`,
+    /// `corrupt`, `too large`, `local`.
+    pub fn trouble(&self) -> Option<&str> {
+        let (word, _) = self.note.as_deref()?.split_once(':')?;
+        ["diverged", "gap", "damaged", "corrupt", "too large", "local"].contains(&word).then_some(word)
     }
 }
 
@@ -57,11 +90,24 @@ pub fn write_stats(status: &LinkStatus) -> String {
         LinkState::Lost { master, reason } => ("lost", master.as_str(), reason.as_str()),
     };
     line(&mut text, &format!("link {state} {master} heard_unix_ms {} {reason}", status.heard_unix_ms));
-    for PartitionStatus { partition, own_end, master_end, note } in &status.partitions {
+    let seconds_left = status.time_left().map_or("-".to_owned(), |left| left.as_secs_f64().ceil().to_string());
+    let LinkStatus { copied_bytes, bytes_per_second, .. } = status;
+    let left_bytes = status.left_bytes();
+    line(
+        &mut text,
+        &format!(
+            "progress copied_bytes {copied_bytes} left_bytes {left_bytes} bytes_per_second {bytes_per_second} \
+             seconds_left {seconds_left}"
+        ),
+    );
+    for PartitionStatus { partition, own_end, master_end, behind_ms, note } in &status.partitions {
         let PartitionId { topic, number } = partition;
         let master_end = master_end.map_or(-1, Offset::wire);
         let note = note.as_deref().unwrap_or_default();
-        line(&mut text, &format!("copy {topic} {number} own_end {own_end} master_end {master_end} {note}"));
+        line(
+            &mut text,
+            &format!("copy {topic} {number} own_end {own_end} master_end {master_end} behind_ms {behind_ms} {note}"),
+        );
     }
     text
 }
@@ -78,8 +124,10 @@ fn line(text: &mut String, line: &str) {
 pub fn parse_stats(text: &str) -> Option<LinkStatus> {
     let state = text.lines().find_map(|line| parse_link(line.strip_prefix("link ")?));
     let (state, heard_unix_ms) = state?;
+    let progress = text.lines().find_map(|line| parse_progress(line.strip_prefix("progress ")?));
+    let (copied_bytes, bytes_per_second) = progress.unwrap_or_default();
     let partitions = text.lines().filter_map(|line| parse_copy(line.strip_prefix("copy ")?)).collect();
-    Some(LinkStatus { state, heard_unix_ms, partitions })
+    Some(LinkStatus { state, heard_unix_ms, copied_bytes, bytes_per_second, partitions })
 }
 
 fn parse_link(line: &str) -> Option<(LinkState, u64)> {
@@ -97,16 +145,25 @@ fn parse_link(line: &str) -> Option<(LinkState, u64)> {
     Some((state, heard_unix_ms))
 }
 
+/// Bytes copied, and in a second; the rest follows from the partitions.
+fn parse_progress(line: &str) -> Option<(u64, u64)> {
+    let mut words = line.split(' ');
+    let mut after = |name: &str| words.by_ref().skip_while(|word| *word != name).nth(1);
+    Some((after("copied_bytes")?.parse().ok()?, after("bytes_per_second")?.parse().ok()?))
+}
+
 fn parse_copy(line: &str) -> Option<PartitionStatus> {
-    let mut words = line.splitn(7, ' ');
+    let mut words = line.splitn(9, ' ');
     let topic = TopicName::new(words.next()?).ok()?;
     let number = words.next()?.parse().ok()?;
     let _ = words.next().filter(|word| *word == "own_end")?;
     let own_end = Offset::from_wire(words.next()?.parse().ok()?)?;
     let _ = words.next().filter(|word| *word == "master_end")?;
     let master_end = Offset::from_wire(words.next()?.parse().ok()?);
+    let _ = words.next().filter(|word| *word == "behind_ms")?;
+    let behind_ms = words.next()?.parse().ok()?;
     let note = words.next().map(str::to_owned);
-    Some(PartitionStatus { partition: PartitionId { topic, number }, own_end, master_end, note })
+    Some(PartitionStatus { partition: PartitionId { topic, number }, own_end, master_end, behind_ms, note })
 }
 
 #[cfg(test)]
@@ -120,22 +177,27 @@ mod tests {
             partition: name.parse().unwrap(),
             own_end: at(10),
             master_end,
+            behind_ms: 70,
             note: note.map(str::to_owned),
         };
         let mut status = LinkStatus {
             state: LinkState::Lost { master: "meta://h:1".into(), reason: "no answer in time".into() },
             heard_unix_ms: 17,
+            copied_bytes: 500,
+            bytes_per_second: 8,
             partitions: vec![copy("a-b-0", Some(at(30)), None), copy("c-1", None, Some("gap: it is gone"))],
         };
         let text = write_stats(&status);
         assert_eq!(
             text,
             "link lost meta://h:1 heard_unix_ms 17 no answer in time\r\n\
-             copy a-b 0 own_end 10 master_end 30\r\n\
-             copy c 1 own_end 10 master_end -1 gap: it is gone\r\n"
+             progress copied_bytes 500 left_bytes 20 bytes_per_second 8 seconds_left 3\r\n\
+             copy a-b 0 own_end 10 master_end 30 behind_ms 70\r\n\
+             copy c 1 own_end 10 master_end -1 behind_ms 70 gap: it is gone\r\n"
         );
         assert_eq!(parse_stats(&format!("STATS\r\n{text}END\r\n")).as_ref(), Some(&status));
         assert_eq!(status.partitions[0].lag_bytes(), 20);
+        assert_eq!(status.partitions.iter().map(PartitionStatus::trouble).collect::<Vec<_>>(), [None, Some("gap")]);
         status.state = LinkState::NoMaster;
         assert_eq!(parse_stats(&write_stats(&status)), Some(status));
         assert_eq!(parse_stats("STATS\r\nreplication\r\nresultCode 1\r\nEND\r\n"), None);
@@ -144,7 +206,8 @@ mod tests {
     #[test]
     fn a_text_from_elsewhere_stays_on_its_line() {
         let state = LinkState::Lost { master: "m".into(), reason: "a\r\ncopy x 0".into() };
-        let text = write_stats(&LinkStatus { state, heard_unix_ms: 0, partitions: Vec::new() });
-        assert_eq!(text.lines().count(), 1);
+        let (copied_bytes, bytes_per_second, partitions) = (0, 0, Vec::new());
+        let text = write_stats(&LinkStatus { state, heard_unix_ms: 0, copied_bytes, bytes_per_second, partitions });
+        assert_eq!(text.lines().count(), 2);
     }
 }

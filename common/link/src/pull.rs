@@ -402,7 +402,10 @@ mod tests {
     }
 
     fn value(body: Bytes, segment: u64, end: u64) -> Answer {
-        Answer::Value { body, extra: Some(ValueExtra { segment: at(segment), end: at(end), epoch: 0, journal: None, confirmed: None }) }
+        Answer::Value {
+            body,
+            extra: Some(ValueExtra { segment: at(segment), end: at(end), epoch: 0, journal: None, confirmed: None }),
+        }
     }
 
     fn present(first: u64, end: u64) -> Pull {

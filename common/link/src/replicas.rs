@@ -37,6 +37,7 @@ struct Slave {
     /// The last request.
     heard: Instant,
     standing: Standing,
+    standing_since: Instant,
     partitions: HashMap<PartitionId, Confirmed>,
 }
 
@@ -57,8 +58,9 @@ pub struct Verdict {
     pub slave: SlaveId,
     pub address: String,
     pub standing: Standing,
-    /// The one before.
+    /// The one before, and for how long it was that.
     pub before: Standing,
+    pub lasted: Duration,
     /// Of the partitions that have been within the bound since it connected: the worst.
     pub behind: Duration,
     pub worst: Option<PartitionId>,
@@ -128,6 +130,7 @@ impl Replicas {
             since: now,
             heard: now,
             standing: Standing::Absent,
+            standing_since: now,
             partitions: HashMap::new(),
         };
         self.slaves.insert(id, slave);
@@ -220,10 +223,20 @@ impl Replicas {
             let silent = now.saturating_duration_since(slave.heard) > SILENT_AFTER;
             let before = slave.standing;
             slave.standing = standing::judge(before, Sight { connected, silent, joining, behind }, bound);
+            let lasted = now.saturating_duration_since(slave.standing_since);
+            if slave.standing != before {
+                slave.standing_since = now;
+            }
             let (address, worst) = (slave.address.clone(), worst.cloned());
-            verdicts.push(Verdict { slave: *id, address, standing: slave.standing, before, behind, worst });
+            verdicts.push(Verdict { slave: *id, address, standing: slave.standing, before, lasted, behind, worst });
         }
         verdicts
+    }
+
+    /// Every slave as it was last judged, and how long ago it asked for something.
+    pub fn standings(&self, now: Instant) -> Vec<(SlaveId, Standing, Duration)> {
+        let told = |(id, slave): (&SlaveId, &Slave)| (*id, slave.standing, now.saturating_duration_since(slave.heard));
+        self.slaves.iter().map(told).collect()
     }
 
     /// One line a slave and partition, in order; `end_of` is the master's end now, `None` for a partition that is gone.

@@ -28,6 +28,7 @@ impl Slave {
         let (master, master_seen) = watch::channel(master);
         let path = data_path.to_owned();
         let link = Link::start(LinkOptions {
+            catch_up_bytes_per_second: 0,
             slave_id: SlaveId::new(0).unwrap(),
             group: "meta-slave-group_0".to_owned(),
             delay_max: Duration::from_millis(100),

@@ -1,7 +1,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
 use metaq_types::{Offset, PartitionId};
@@ -9,9 +9,11 @@ use parking_lot::Mutex;
 use tokio::sync::watch;
 
 use super::LinkOptions;
+use crate::lag::{LagClock, LogEnd};
 use crate::progress::{LinkState, LinkStatus, PartitionStatus};
 use crate::promotion::{Known, Record};
 use crate::pull::Pull;
+use crate::rate::Rate;
 
 /// Where tasks put down what they see and others read it.
 pub(super) struct Board {
@@ -21,6 +23,9 @@ pub(super) struct Board {
     cells: Mutex<BTreeMap<PartitionId, Arc<Cell>>>,
     /// Something in the record other than a time has changed since it was last written.
     changed: AtomicBool,
+    /// Bytes stored since the start.
+    copied_bytes: AtomicU64,
+    rate: Mutex<Rate>,
     /// The master's configuration as last fetched; fetched only while somebody listens.
     pub(super) config: watch::Sender<Option<Bytes>>,
     /// It is to be fetched although the master has not told of a change.
@@ -29,15 +34,54 @@ pub(super) struct Board {
     before: Record,
 }
 
-#[derive(Default)]
 pub(super) struct Cell(Mutex<Seen>);
 
-#[derive(Default, Clone)]
 struct Seen {
+    since: Instant,
     own_end: Offset,
     master_end: Option<Offset>,
+    clock: LagClock,
     seen_unix_ms: u64,
     note: Option<String>,
+}
+
+impl Default for Cell {
+    fn default() -> Cell {
+        Cell(Mutex::new(Seen {
+            since: Instant::now(),
+            own_end: Offset::ZERO,
+            master_end: None,
+            clock: LagClock::default(),
+            seen_unix_ms: 0,
+            note: None,
+        }))
+    }
+}
+
+impl Seen {
+    fn observe(&mut self) {
+        if let Some(end) = self.master_end {
+            // How many messages these bytes are, only the master knows.
+            self.clock.observe(self.own_end, LogEnd { end, records: 0 }, Instant::now());
+        }
+    }
+
+    fn behind(&self) -> Duration {
+        match self.master_end {
+            Some(end) if end > self.own_end => self.clock.behind(self.since, Instant::now()),
+            _ => Duration::ZERO,
+        }
+    }
+
+    fn status(&self, partition: &PartitionId) -> PartitionStatus {
+        PartitionStatus {
+            partition: partition.clone(),
+            own_end: self.own_end,
+            master_end: self.master_end,
+            behind_ms: u64::try_from(self.behind().as_millis()).unwrap_or(u64::MAX),
+            note: self.note.clone(),
+        }
+    }
 }
 
 impl Board {
@@ -53,6 +97,8 @@ impl Board {
             heard_unix_ms: AtomicU64::new(before.heard_unix_ms),
             cells: Mutex::default(),
             changed: AtomicBool::new(false),
+            copied_bytes: AtomicU64::new(0),
+            rate: Mutex::default(),
             config: watch::Sender::new(None),
             config_asked: AtomicBool::new(false),
             before,
@@ -102,6 +148,28 @@ impl Board {
             seen.seen_unix_ms = unix_ms();
         }
         seen.note = note;
+        seen.observe();
+    }
+
+    /// The master has answered a get that waited for more than is known here: until now it had no more.
+    pub(super) fn level_until_now(&self, cell: &Cell) {
+        cell.0.lock().observe();
+    }
+
+    /// Whether this slave has lacked something of the partition for longer than `bound`, or ever since it began.
+    pub(super) fn is_late(&self, cell: &Cell, bound: Duration) -> bool {
+        let seen = cell.0.lock();
+        let lacks = seen.master_end.is_some_and(|end| end > seen.own_end);
+        lacks && (!seen.clock.is_known() || seen.behind() > bound)
+    }
+
+    pub(super) fn copied(&self, bytes: u64) {
+        self.copied_bytes.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    /// To be called about once a second.
+    pub(super) fn sample_rate(&self) {
+        self.rate.lock().sample(self.copied_bytes.load(Ordering::Relaxed), Instant::now());
     }
 
     /// Whether the record has news; asking takes them.
@@ -122,13 +190,12 @@ impl Board {
     }
 
     pub(super) fn status(&self) -> LinkStatus {
-        let status_of = |(partition, cell): (&PartitionId, &Arc<Cell>)| {
-            let Seen { own_end, master_end, note, .. } = cell.0.lock().clone();
-            PartitionStatus { partition: partition.clone(), own_end, master_end, note }
-        };
+        let status_of = |(partition, cell): (&PartitionId, &Arc<Cell>)| cell.0.lock().status(partition);
         LinkStatus {
             state: self.state.lock().clone(),
             heard_unix_ms: self.heard_unix_ms.load(Ordering::Relaxed),
+            copied_bytes: self.copied_bytes.load(Ordering::Relaxed),
+            bytes_per_second: self.rate.lock().bytes_per_second(),
             partitions: self.cells.lock().iter().map(status_of).collect(),
         }
     }

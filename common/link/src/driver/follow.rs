@@ -8,6 +8,7 @@ use metaq_store::{AppendError, CreateError, Partition, Reader, Refusal};
 use metaq_types::limits::{LONG_POLL_MAX, TRANSFER_BYTES_MIN};
 use metaq_types::{Offset, PartitionId};
 use metaq_wire::ValueExtra;
+use parking_lot::Mutex;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -20,6 +21,7 @@ use super::compare;
 use super::lane::{Lane, Question};
 use super::transport::Way;
 use crate::listing::Listed;
+use crate::pace::Pace;
 use crate::pull::{Answer, Log, NextGet, Pull, Step};
 
 /// What a get asks for when its bytes are known to wait.
@@ -52,16 +54,17 @@ const BUDGET_UNIT_BYTES: u32 = 1024;
 pub(super) struct Budget {
     waiting: Arc<Semaphore>,
     listeners: AtomicUsize,
-}
-
-impl Default for Budget {
-    fn default() -> Budget {
-        let units = (WAITING_BYTES_MAX / BUDGET_UNIT_BYTES) as usize;
-        Budget { waiting: Arc::new(Semaphore::new(units)), listeners: AtomicUsize::new(1) }
-    }
+    /// Of partitions that catch up.
+    pace: Mutex<Pace>,
 }
 
 impl Budget {
+    pub(super) fn new(catch_up_bytes_per_second: u64) -> Budget {
+        let units = (WAITING_BYTES_MAX / BUDGET_UNIT_BYTES) as usize;
+        let pace = Mutex::new(Pace::new(catch_up_bytes_per_second));
+        Budget { waiting: Arc::new(Semaphore::new(units)), listeners: AtomicUsize::new(1), pace }
+    }
+
     pub(super) fn set_listeners(&self, listeners: usize) {
         self.listeners.store(listeners.max(1), Ordering::Relaxed);
     }
@@ -125,7 +128,10 @@ pub(super) async fn run(follow: Follow) {
             () = follow.stop.cancelled() => return,
         };
         // The permit is held until the bytes are appended.
-        let Some((answer, _permit)) = answered else { return };
+        let Some((answer, permit)) = answered else { return };
+        if !get.waiting {
+            follow.board.level_until_now(&follow.cell);
+        }
         if let Answer::Value { extra: Some(ValueExtra { journal: Some(bound), .. }), .. } = &answer
             && !follow.journal_reached(*bound).await
         {
@@ -133,8 +139,11 @@ pub(super) async fn run(follow: Follow) {
         }
         let step = pull.on_answer(answer, follow.options.delay_max);
         follow.board.update(&follow.cell, &pull, true);
+        let before = pull.position();
         let pause = follow.take(step, &mut pull, &mut log).await;
         follow.board.update(&follow.cell, &pull, false);
+        drop(permit);
+        let pause = pause.or_else(|| follow.pace(pull.position().bytes_since(before)));
         if let Some(pause) = pause {
             follow.pause(pause).await;
         }
@@ -242,6 +251,15 @@ impl Follow {
         compare::is_prefix(&self.options, &self.way.client, log, &listed).await.map_err(Failure::Passing)
     }
 
+    /// Counts bytes that came; how long to leave room for others, where this slave is far behind and is to.
+    fn pace(&self, bytes: u64) -> Option<Duration> {
+        if bytes == 0 {
+            return None;
+        }
+        let late = self.options.catch_up_bytes_per_second > 0 && self.board.is_late(&self.cell, self.options.delay_max);
+        late.then(|| self.budget.pace.lock().take(bytes, std::time::Instant::now())).filter(|pause| !pause.is_zero())
+    }
+
     /// Ends early when told to stop.
     async fn pause(&self, pause: Duration) {
         tokio::select! {
@@ -341,11 +359,15 @@ impl Follow {
             Some(partition) => partition,
             None => log.insert(self.create(at).await?),
         };
-        let end = at + bytes.len() as u64;
+        let bytes_len = bytes.len() as u64;
+        let end = at + bytes_len;
         let (ack, outcome) = append::ack();
         partition.append_verbatim(at, segment, bytes, ack);
         match outcome.await {
-            Ok(Ok(_)) => Ok(end),
+            Ok(Ok(_)) => {
+                self.board.copied(bytes_len);
+                Ok(end)
+            }
             Ok(Err(error)) => Err(error.into()),
             Err(_) => Err(Failure::Lasting("the append was never answered".to_owned())),
         }
@@ -358,7 +380,7 @@ mod tests {
 
     #[test]
     fn idle_partitions_cost_no_more_than_so_many_gets() {
-        let budget = Budget::default();
+        let budget = Budget::new(0);
         let delay_max = Duration::from_millis(500);
         for (listeners, wait_ms) in [(1, 500), (500, 500), (2_000, 2_000), (10_000, 10_000), (100_000, 30_000)] {
             budget.set_listeners(listeners);

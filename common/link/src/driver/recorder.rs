@@ -46,6 +46,7 @@ async fn run(data_path: PathBuf, board: Arc<Board>, finish: CancellationToken) {
             _ = tick.tick() => false,
             () = finish.cancelled() => true,
         };
+        board.sample_rate();
         let heard_unix_ms = board.heard_unix_ms();
         // Once the master is silent the time of its last answer will not change again, and is worth keeping exactly.
         let step_ms = if board.is_following() && !last { HEARD_STEP_MS } else { 1 };

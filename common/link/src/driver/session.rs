@@ -122,7 +122,7 @@ impl Session {
             options: Arc::clone(options),
             board: Arc::clone(board),
             way,
-            budget: Arc::default(),
+            budget: Arc::new(Budget::new(options.catch_up_bytes_per_second)),
             catalog: None,
             listed_at: Instant::now(),
             config: None,

@@ -1,0 +1,119 @@
+//! The node as others may look at it: what the metrics and the readiness are read from, sampled when somebody asks.
+
+use crate::metrics::Counters;
+use crate::node::{NodeRole, Shared};
+use metaq_config::BrokerConfig;
+use metaq_link::progress::LinkStatus;
+use metaq_link::replicas::ReplicaLine;
+use metaq_link::standing::Standing;
+use metaq_net::refusals::Refusals;
+use metaq_store::Store;
+use metaq_types::SlaveId;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// A read-only look at a running node; it can change nothing. Cheap to clone.
+#[derive(Clone)]
+pub struct NodeView(Arc<Shared>);
+
+/// Producers held back because slaves are behind.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Throttled {
+    /// How long each turn of a producer's connection waits now; zero while nobody is held back.
+    pub delay: Duration,
+    /// Messages whose connections paused after them.
+    pub puts: u64,
+    /// All pauses, summed up over the connections.
+    pub paused: Duration,
+}
+
+impl NodeView {
+    pub(crate) fn new(shared: Arc<Shared>) -> NodeView {
+        NodeView(shared)
+    }
+
+    pub fn config(&self) -> Arc<BrokerConfig> {
+        self.0.config.snapshot()
+    }
+
+    pub fn store(&self) -> &Store {
+        &self.0.store
+    }
+
+    pub fn counters(&self) -> &Counters {
+        &self.0.counters
+    }
+
+    /// Who was not let in, and why.
+    pub fn refusals(&self) -> &Refusals {
+        &self.0.refusals
+    }
+
+    pub fn uptime(&self) -> Duration {
+        self.0.started.elapsed()
+    }
+
+    pub fn version(&self) -> &'static str {
+        crate::node::VERSION
+    }
+
+    /// `None`: it is a master.
+    pub fn slave_id(&self) -> Option<SlaveId> {
+        match &self.0.role {
+            NodeRole::Master => None,
+            NodeRole::Slave { slave_id, .. } => Some(*slave_id),
+        }
+    }
+
+    /// Connections open now.
+    pub fn connections(&self) -> usize {
+        self.0.admission.connections()
+    }
+
+    /// Bytes of messages taken in and not answered yet.
+    pub fn bytes_in_flight(&self) -> usize {
+        self.0.admission.in_flight()
+    }
+
+    /// Free disk space is below `minFreeDiskBytes`.
+    pub fn is_disk_low(&self) -> bool {
+        self.0.admission.is_disk_low()
+    }
+
+    pub fn is_stopping(&self) -> bool {
+        self.0.is_stopping()
+    }
+
+    /// Why a master acknowledges nothing now; `None` while it does.
+    pub fn gate_shut(&self) -> Option<String> {
+        (!self.0.gate.is_open()).then(|| self.0.gate.reason())
+    }
+
+    pub fn throttled(&self) -> Throttled {
+        let throttle = &self.0.throttle;
+        Throttled { delay: throttle.delay().unwrap_or_default(), puts: throttle.puts(), paused: throttle.paused() }
+    }
+
+    /// Transactions that are not over; none on a slave.
+    pub fn open_transactions(&self) -> usize {
+        self.0.transactions.get().map_or(0, |coordinator| coordinator.lines().len())
+    }
+
+    /// A master's slaves: how they stand, and how long ago each asked for something.
+    pub fn slaves(&self) -> Vec<(SlaveId, Standing, Duration)> {
+        self.0.replicas.lock().standings(Instant::now())
+    }
+
+    /// A master's slaves, partition by partition.
+    pub fn replicas(&self) -> Vec<ReplicaLine> {
+        self.0.replica_lines()
+    }
+
+    /// How far a slave has copied its master; `None` on a master.
+    pub fn link(&self) -> Option<LinkStatus> {
+        match &self.0.role {
+            NodeRole::Master => None,
+            NodeRole::Slave { progress, .. } => Some(progress()),
+        }
+    }
+}
