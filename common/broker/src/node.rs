@@ -7,6 +7,7 @@ use crate::gate::Gate;
 use crate::lag;
 use crate::metrics::Counters;
 use crate::outbound::Outbound;
+use crate::quorum::{self, Quorum};
 use crate::realtime::Period;
 use crate::secure::Door;
 use crate::session::{Activity, Session};
@@ -94,6 +95,7 @@ pub(crate) struct Shared {
     pub(crate) admission: Arc<Admission>,
     pub(crate) replicas: Mutex<Replicas>,
     pub(crate) throttle: Throttle,
+    pub(crate) quorum: Quorum,
     pub(crate) started: Instant,
     /// Who was not let in, and why.
     pub(crate) refusals: Arc<Refusals>,
@@ -129,6 +131,7 @@ impl Node {
         let address = options.listener.local_addr()?;
         let config = options.config.snapshot();
         let shared = Arc::new(Shared {
+            quorum: Quorum::new(&options.store, &config, &options.role),
             topics: Topics::new(Arc::clone(&config)),
             max_transfer_size: AtomicU32::new(config.system.max_transfer_size),
             broker_id: config.system.broker_id,
@@ -158,6 +161,7 @@ impl Node {
         tasks.spawn(accept(options.listener, Arc::clone(&shared), accepting.clone(), tasks.clone()));
         tasks.spawn(housekeeping(Arc::clone(&shared)));
         tasks.spawn(lag::watch(Arc::clone(&shared)));
+        tasks.spawn(quorum::run(Arc::clone(&shared)));
         Ok(Node { shared, address, accepting, tasks })
     }
 
@@ -169,6 +173,21 @@ impl Node {
     /// Takes transactions from now on; to be called before the gate is opened first.
     pub fn begin_transactions(&self, coordinator: Coordinator) {
         self.shared.transactions.begin(coordinator);
+    }
+
+    /// The reign has begun: from now on acknowledgements wait for their quorum; to be called before the gate is opened
+    /// first, and after the transactions, since what their recovery stores waits for nobody.
+    pub async fn begin_quorum(&self) {
+        self.shared.quorum.begin(self.shared.store.epoch());
+        Node::keep_confirmed(&self.shared).await;
+    }
+
+    pub(crate) async fn keep_confirmed(shared: &Arc<Shared>) {
+        let shared = Arc::clone(shared);
+        let keeping = move || shared.quorum.keep(&shared.config.current().system.data_path);
+        if let Err(error) = tokio::task::spawn_blocking(keeping).await {
+            std::panic::resume_unwind(error.into_panic());
+        }
     }
 
     /// Waits until no commit or rollback is in motion any more; for the end, after [`Node::stop`].
@@ -225,6 +244,9 @@ impl Node {
             }
         }
         self.shared.max_transfer_size.store(config.system.max_transfer_size, Ordering::Relaxed);
+        if matches!(self.shared.role, NodeRole::Master) {
+            self.shared.quorum.follow(&config);
+        }
         self.shared.topics.reload(config, grace);
         // Slaves that wait for a change of the partitions learn of this one.
         self.shared.store.bump_catalog();
@@ -243,6 +265,7 @@ impl Node {
             warn!(connections = self.connections(), "connections did not end in time and are cut");
         }
         Node::end_transactions(&self.shared, patience).await;
+        Node::keep_confirmed(&self.shared).await;
     }
 }
 
@@ -373,6 +396,7 @@ pub fn transaction_settings(config: &BrokerConfig) -> metaq_txn::Settings {
         timers_max: system.max_tx_timeout_timer_capacity,
         checkpoints_max: system.max_checkpoints,
         checkpoint_interval: system.checkpoint_interval,
+        checkpoint_bytes: JOURNAL_SEGMENT_BYTES.into(),
         original_journal: system.data_log_path.join("transactions"),
     }
 }

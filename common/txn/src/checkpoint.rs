@@ -6,7 +6,6 @@ use crate::table::State;
 use crate::work::ack;
 use bytes::Bytes;
 use metaq_store::{BatchRecord, Partition};
-use metaq_types::limits::JOURNAL_SEGMENT_BYTES;
 use metaq_types::{Offset, PartitionId};
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -51,7 +50,7 @@ impl Inner {
         let end = self.journal.positions().written;
         let due = {
             let checkpoints = self.checkpoints.lock();
-            let grown = end.bytes_since(checkpoints.last_end) >= u64::from(JOURNAL_SEGMENT_BYTES);
+            let grown = end.bytes_since(checkpoints.last_end) >= self.settings.checkpoint_bytes;
             let old = checkpoints.last_at.elapsed() >= self.settings.checkpoint_interval && end > checkpoints.last_end;
             grown || old
         };
@@ -69,10 +68,10 @@ impl Inner {
         self.cut().await;
     }
 
-    /// Prepared and ended transactions whose entries lie more than a segment back: they may stay for days.
+    /// Prepared and ended transactions whose entries lie far back: they may stay for days.
     fn old_and_live(&self, end: Offset) -> Vec<Number> {
         let table = self.table.lock();
-        let is_old = |first: Offset| end.bytes_since(first) >= u64::from(JOURNAL_SEGMENT_BYTES);
+        let is_old = |first: Offset| end.bytes_since(first) >= self.settings.checkpoint_bytes;
         let stays = |state: &State| matches!(state, State::Prepared | State::Ended(_));
         let old = table.all().filter(|(_, t)| stays(&t.state) && t.first_entry().is_some_and(is_old));
         old.map(|(number, _)| number).collect()

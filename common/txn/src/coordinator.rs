@@ -29,6 +29,8 @@ pub struct Settings {
     pub timers_max: u32,
     pub checkpoints_max: u32,
     pub checkpoint_interval: Duration,
+    /// A checkpoint is due as well when the journal has grown by so much.
+    pub checkpoint_bytes: u64,
     /// Where the original kept its journal, to be imported once; need not exist.
     pub original_journal: PathBuf,
 }

@@ -101,11 +101,15 @@ impl Recovery<'_> {
         let (mut stored, mut left) = (Vec::new(), Vec::new());
         for part in parts {
             let messages: Vec<&Logged> = past.messages.iter().filter(|m| m.partition == part.partition).collect();
+            let applied = past.applied.iter().find(|applied| applied.partition == part.partition);
             if messages.len() < part.size as usize {
+                // The front of the journal is cut when what it told is safe; the end of it may remain.
+                if applied.is_some_and(|applied| self.reaches(applied)) {
+                    continue;
+                }
                 let lost = part.size as usize - messages.len();
                 self.recovered.trouble.push(format!("{lost} messages of '{key}' for {} are lost", part.partition));
             }
-            let applied = past.applied.iter().find(|applied| applied.partition == part.partition);
             match self.finish_part(part, applied, &messages) {
                 Ok(None) => {}
                 Ok(Some(appended)) => {
@@ -132,6 +136,13 @@ impl Recovery<'_> {
         transaction.end_at(crate::entry::Outcome::Committed, past.first);
         add_messages(transaction, &past.messages);
         Ok(())
+    }
+
+    /// Whether a partition has all of the place where a batch was stored.
+    fn reaches(&self, applied: &Part) -> bool {
+        let Part { partition, at, size } = applied;
+        let partition = self.store.get(&partition.topic, partition.number as i32);
+        partition.is_none_or(|partition| partition.positions().written >= *at + u64::from(*size))
     }
 
     /// `None` when the batch was there.

@@ -245,13 +245,13 @@ mod tests {
             |head: &str, key: &str, length: u8| [hex(head), key.as_bytes().to_vec(), vec![0x20, length]].concat();
         [
             append(&[1], b"put test 0 5 0 -1 TX:sess:1 7\r\nhello"),
-            append(&hex("8080a09cf09c8db401"), b"put test 1 6 0 -1 TX:sess:1 7\r\nworld!"),
+            append(&hex("808080a09cf09c8db401"), b"put test 1 6 0 -1 TX:sess:1 7\r\nworld!"),
             commit("00000015 08021211 080410001a09", "TX:sess:1", 0x34),
             hex("0000000000000000 00000019 763fa56e 00000006"),
             b"test-0".to_vec(),
             hex("0000000000000000 0000001a 191bb9f7 00000006"),
             b"test-1".to_vec(),
-            append(&hex("8080a09cf09c8db401"), b"put test 0 2 0 -1 XID:100:010203:0a0b:uq 7\r\nxa"),
+            append(&hex("808080a09cf09c8db401"), b"put test 0 2 0 -1 XID:100:010203:0a0b:uq 7\r\nxa"),
             [hex("00000022 0802121c 080110001a16"), b"XID:100:010203:0a0b:uq".to_vec(), hex("1801")].concat(),
         ]
         .concat()

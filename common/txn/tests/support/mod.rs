@@ -1,0 +1,138 @@
+//! What the tests of transactions share: a store with a journal, and a client's view of a coordinator.
+#![expect(dead_code, clippy::unwrap_used, reason = "each test file uses its part, all of it as test code")]
+
+#[path = "../../../store/tests/support/faulty.rs"]
+pub(crate) mod faulty;
+
+use bytes::Bytes;
+use metaq_store::{Disk, Flush, PartitionRules, Reader, Retention, RulesFor, SliceAt, Store, StoreOptions};
+use metaq_txn::{Command, Coordinator, Recovered, Settings};
+use metaq_types::{BrokerId, Offset, PartitionId, TopicName};
+use metaq_wire::{Records, Text, TransactionKey};
+use std::path::PathBuf;
+use std::sync::{Arc, mpsc};
+use std::time::Duration;
+
+pub(crate) const DEADLINE: Duration = Duration::from_secs(30);
+pub(crate) const SESSION: u64 = 1;
+
+pub(crate) struct Place {
+    pub(crate) directory: tempfile::TempDir,
+    pub(crate) threshold: u32,
+    pub(crate) partitions: u32,
+}
+
+impl Place {
+    pub(crate) fn data(&self) -> PathBuf {
+        self.directory.path().join("data")
+    }
+
+    pub(crate) fn journal(&self) -> PathBuf {
+        self.directory.path().join("data/.metaq/journal")
+    }
+
+    pub(crate) fn rules(&self) -> RulesFor {
+        let (data, journal, threshold) = (self.data(), self.journal(), self.threshold);
+        Arc::new(move |topic| {
+            let is_journal = topic == metaq_types::JOURNAL_TOPIC;
+            let threshold = if is_journal { u32::MAX } else { threshold };
+            PartitionRules {
+                flush: Flush { threshold, interval: Duration::from_secs(3600) },
+                // Small, so that rolling is among what a crash may meet.
+                segment_bytes_max: if is_journal { 400 } else { 150 },
+                retention: Retention::FOREVER,
+                data_path: if is_journal { journal.clone() } else { data.clone() },
+            }
+        })
+    }
+
+    pub(crate) fn new(threshold: u32, partitions: u32) -> Place {
+        Place { directory: tempfile::tempdir().unwrap(), threshold, partitions }
+    }
+
+    /// Expects no trouble.
+    pub(crate) fn open(&self, disk: Arc<dyn Disk>) -> Result<(Arc<Store>, Coordinator), String> {
+        let (store, coordinator, recovered) = self.open_with_trouble(disk)?;
+        assert!(recovered.trouble.is_empty(), "{:?}", recovered.trouble);
+        Ok((store, coordinator))
+    }
+
+    pub(crate) fn open_with_trouble(
+        &self,
+        disk: Arc<dyn Disk>,
+    ) -> Result<(Arc<Store>, Coordinator, Recovered), String> {
+        let mut options = StoreOptions::new(self.data(), BrokerId::new(7).unwrap(), self.rules());
+        options.journal_path = Some(self.journal());
+        options.disk = disk;
+        let store = Arc::new(Store::open(options).map_err(|error| error.to_string())?);
+        let settings = Settings {
+            synced: true,
+            timeout_max: Duration::from_secs(60),
+            timers_max: 100,
+            checkpoints_max: 1,
+            checkpoint_interval: Duration::from_secs(3600),
+            checkpoint_bytes: 4000,
+            original_journal: self.directory.path().join("transactions"),
+        };
+        let (coordinator, recovered) =
+            Coordinator::open(store.clone(), settings, self.rules()).map_err(|error| error.to_string())?;
+        Ok((store, coordinator, recovered))
+    }
+
+    pub(crate) fn targets(&self) -> Vec<PartitionId> {
+        let topic = TopicName::new("test").unwrap();
+        (0..self.partitions).map(|number| PartitionId { topic: topic.clone(), number }).collect()
+    }
+}
+
+pub(crate) fn key(text: &str) -> TransactionKey {
+    TransactionKey::parse(&Text::from(text)).unwrap().unwrap()
+}
+
+pub(crate) fn command(coordinator: &Coordinator, command: Command, name: &str) -> Result<String, String> {
+    let (sender, receiver) = mpsc::channel();
+    let done = Box::new(move |reply: Result<String, metaq_txn::Refused>| drop(sender.send(reply)));
+    coordinator.command(command, SESSION, &key(name), done);
+    receiver.recv_timeout(DEADLINE).expect("no answer within the deadline").map_err(|refused| refused.to_string())
+}
+
+/// Two messages a partition; `false` when one was refused.
+pub(crate) fn fill(coordinator: &Coordinator, name: &str, targets: &[PartitionId]) -> bool {
+    if coordinator.begin(SESSION, &key(name), None).is_err() {
+        return false;
+    }
+    (0..2).all(|_| {
+        targets.iter().all(|target| {
+            let (sender, receiver) = mpsc::channel();
+            let done = Box::new(move |reply: Result<_, metaq_txn::Refused>| {
+                let _ = sender.send(reply.is_ok());
+            });
+            coordinator.put(SESSION, &key(name), target, 0, Bytes::from(name.to_owned()), done);
+            receiver.recv_timeout(DEADLINE).expect("no answer within the deadline")
+        })
+    })
+}
+
+pub(crate) fn bodies(store: &Store, target: &PartitionId) -> Vec<String> {
+    let Some(partition) = store.get(&target.topic, target.number as i32) else { return Vec::new() };
+    // Nothing is shown that is not synced yet: ask for it as a waiting reader does.
+    if let Some(last) =
+        Offset::new(partition.positions().written.get().saturating_sub(1)).filter(|at| *at > Offset::ZERO)
+    {
+        tokio::runtime::Handle::current().block_on(partition.readable_beyond(last, Reader::Replica));
+    }
+    let (mut at, mut all) = (Offset::ZERO, Vec::new());
+    while let SliceAt::Bytes(slice) = partition.slice(at.wire(), 1 << 20, Reader::Replica) {
+        let mut bytes = vec![0; slice.len() as usize];
+        slice.read_at(0, &mut bytes).unwrap();
+        let records = Records::new(&bytes).map(|record| String::from_utf8(record.unwrap().2.to_vec()).unwrap());
+        all.extend(records);
+        at = at + u64::from(slice.len());
+    }
+    all
+}
+
+/// Lets go of the store without closing it, as a crash does.
+pub(crate) fn end(coordinator: Coordinator) {
+    tokio::runtime::Handle::current().block_on(coordinator.close(DEADLINE));
+}
