@@ -179,3 +179,101 @@ fn the_files_of_a_stopped_master_open_in_the_original() -> Result<()> {
     put_many(&master, 30, b'c')?;
     Ok(())
 }
+
+/// What `stats replication` says of one partition, once it satisfies `wanted`.
+fn wait_copy(slave: &Broker, partition: i32, wanted: impl Fn(&str) -> bool) -> Result<String> {
+    let mut raw = Raw::connect(&slave.address)?;
+    let prefix = format!("copy test {partition} ");
+    wait_until(&format!("the state of partition {partition}"), || {
+        let text = raw.ask("stats replication")?.text();
+        Ok(text.lines().find(|line| line.starts_with(&prefix) && wanted(line)).map(str::to_owned))
+    })
+}
+
+/// Cuts the last `bytes` off a log, as a power loss does to what was never synced.
+fn lose_tail(site: &Site, partition: &str, bytes: u64) -> Result<()> {
+    let directory = site.data().join(partition);
+    let mut segments: Vec<_> = fs::read_dir(directory)?.map(|e| e.map(|e| e.path())).collect::<Result<_, _>>()?;
+    segments.retain(|path| path.extension().is_some_and(|extension| extension == "meta"));
+    segments.sort();
+    let last = fs::File::options().write(true).open(segments.last().context("a segment")?)?;
+    Ok(last.set_len(last.metadata()?.len() - bytes)?)
+}
+
+/// The original lost what its slave has already copied. Where it is short of it, and where it has written something else
+/// in that place, the partition stops under that name, nothing is deleted, the others go on; with the operator's word the
+/// slave cuts to what both have.
+#[test]
+fn an_original_that_lost_its_tail_stops_the_partition() -> Result<()> {
+    let zookeeper = ZooKeeper::start()?;
+    let (java, ours) = (original_site(&zookeeper)?, our_site(&zookeeper)?);
+    let master = original::start(&java)?;
+    put_many(&master, 200, b'a')?;
+    let mut raw = Raw::connect(&master.address)?;
+    for partition in 0..PARTITIONS {
+        raw.put("test", partition, b"lost in partition 0")?.stored()?;
+    }
+    let slave = follow(&ours)?;
+    wait_level(&master, &slave, "test", PARTITIONS)?;
+    let before = Raw::connect(&slave.address)?.end("test", 0)?;
+    master.kill()?;
+    lose_tail(&java, "test-0", 39)?;
+    wait_unregistered(&ours)?;
+    let master = original::start(&java)?;
+    let line = wait_copy(&slave, 0, |line| line.contains("diverged"))?;
+    assert!(line.contains(&format!("own_end {before}")), "{line}");
+    // It writes on in that place, beyond the slave's end: the bytes tell.
+    let mut raw = Raw::connect(&master.address)?;
+    for i in 0..30 {
+        raw.put("test", i % PARTITIONS, b"something else of another length")?.stored()?;
+    }
+    for partition in 1..PARTITIONS {
+        let end = raw.end("test", partition)?;
+        wait_copy(&slave, partition, |line| line.contains(&format!("own_end {end}")))?;
+    }
+    wait_copy(&slave, 0, |line| line.contains("diverged"))?;
+    assert!(slave.stop()?.success());
+    let slave = follow(&ours)?;
+    wait_copy(&slave, 0, |line| line.contains("diverged"))?;
+    assert_eq!(Raw::connect(&slave.address)?.end("test", 0)?, before, "nothing was cut");
+    assert!(slave.stop()?.success());
+
+    let mut slave = ours.start_slave(&["--slave-id", "0", "--accept-divergence"])?;
+    let line = slave.wait_for_line("set aside and cut")?;
+    assert!(line.contains("bytes=39") && line.contains(&format!("from={}", before - 39)), "{line}");
+    wait_level(&master, &slave, "test", PARTITIONS)?;
+    assert_same(&java.data(), &ours.data())
+}
+
+/// The original hands out bytes it has not flushed and lists only what it has; with updateConsumerOffsets it sends a
+/// reader of such bytes back. A slave that holds them has not diverged, and is level when they are flushed.
+#[test]
+fn unflushed_bytes_of_the_original_are_no_divergence() -> Result<()> {
+    let zookeeper = ZooKeeper::start()?;
+    let (mut java, ours) = (original_site(&zookeeper)?, our_site(&zookeeper)?);
+    java.set("updateConsumerOffsets", "true").set("unflushThreshold", "20").set("unflushInterval", "600000");
+    java.set("maxSegmentSize", "1048576");
+    java.topic("test", &[("numPartitions", "1")]);
+    let master = original::start(&java)?;
+    let mut raw = Raw::connect(&master.address)?;
+    // Flushed after more than twenty; ten more are in its file only.
+    for _ in 0..31 {
+        raw.put("test", 0, &[b'a'; 100])?.stored()?;
+    }
+    assert_eq!(raw.end("test", 0)?, 21 * 120);
+    let slave = follow(&ours)?;
+    let whole = 31 * 120;
+    wait_copy(&slave, 0, |line| line.contains(&format!("own_end {whole}")))?;
+    assert!(slave.stop()?.success());
+    let mut slave = follow(&ours)?;
+    for count in [5, 6] {
+        for _ in 0..count {
+            raw.put("test", 0, &[b'b'; 100])?.stored()?;
+        }
+    }
+    wait_copy(&slave, 0, |line| line.contains(&format!("own_end {}", 42 * 120)) && !line.contains("diverged"))?;
+    assert!(!slave.log_text().contains("diverged"), "{}", slave.log_text());
+    master.kill()?;
+    assert!(slave.try_exit()?.is_none());
+    assert_same(&java.data(), &ours.data())
+}
