@@ -93,7 +93,7 @@ pub async fn listen(config: &BrokerConfig) -> Result<(TcpListener, String)> {
     // Names of the ensemble may be resolved on the way, which blocks.
     let advertised = tokio::task::spawn_blocking(move || address::advertised(&asked)).await?;
     let address = SocketAddr::new(address::listen_on(&config.system, &advertised), config.system.server_port);
-    let listener = metaq_net::tcp::listen(address, metaq_net::tcp::BACKLOG).with_context(|| {
+    let listener = metaq_net::tcp::listen_beside_udp(address, metaq_net::tcp::BACKLOG).with_context(|| {
         format!("cannot listen on {address}: is another broker running there? serverPort and bindHost set the address")
     })?;
     let uri = format!("meta://{}:{}", advertised.host, listener.local_addr()?.port());

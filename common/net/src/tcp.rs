@@ -28,6 +28,20 @@ pub fn listen(addr: SocketAddr, backlog: u32) -> io::Result<TcpListener> {
     TcpListener::from_std(socket.into())
 }
 
+/// As [`listen`]; where `addr` leaves the port to the system, one whose UDP side is free as well a moment later.
+pub fn listen_beside_udp(addr: SocketAddr, backlog: u32) -> io::Result<TcpListener> {
+    /// The UDP sides of that many ports in a row are not taken by chance.
+    const TRIES: u32 = 16;
+    let mut tries = 0;
+    loop {
+        let listener = listen(addr, backlog)?;
+        tries += 1;
+        if addr.port() != 0 || tries == TRIES || std::net::UdpSocket::bind(listener.local_addr()?).is_ok() {
+            return Ok(listener);
+        }
+    }
+}
+
 /// Sends small answers at once and notices dead peers.
 pub fn tune(stream: &TcpStream) -> io::Result<()> {
     let keepalive =
@@ -81,6 +95,17 @@ mod tests {
         // The side that closes first lingers in TIME_WAIT.
         drop((accepted, first));
         listen(addr, BACKLOG).unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_port_of_the_systems_choice_is_free_for_udp() {
+        let listener = listen_beside_udp("127.0.0.1:0".parse().unwrap(), BACKLOG).unwrap();
+        std::net::UdpSocket::bind(listener.local_addr().unwrap()).unwrap();
+        // A port that was asked for is taken whatever its UDP side is.
+        let udp = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+        if let Ok(listener) = listen_beside_udp(udp.local_addr().unwrap(), BACKLOG) {
+            assert_eq!(listener.local_addr().unwrap().port(), udp.local_addr().unwrap().port());
+        }
     }
 
     #[tokio::test]
