@@ -262,3 +262,72 @@ fn prepared_branches_are_there_after_a_promotion() -> Result<()> {
     assert_eq!(held(&mut raw, "TX:s:1", 4)?, [1; 4]);
     Ok(())
 }
+
+/// The master dies in the middle of commits: whatever the slave has of them, every reader of the promoted one sees each
+/// transaction whole or not at all, each that was answered and copied is there, and none twice.
+#[test]
+fn commits_are_whole_after_a_promotion_in_the_middle_of_them() -> Result<()> {
+    for round in 0..3 {
+        let (master_site, slave_site) = (site()?, slave_site(topics)?);
+        let master = master_site.start_master(&[])?;
+        let slave = start_slave(&slave_site, 0, &master)?;
+        let writers: Vec<_> = (0..4)
+            .map(|writer| {
+                let address = master.address.clone();
+                std::thread::spawn(move || commit_until_it_dies(&address, writer))
+            })
+            .collect();
+        let mut reader = Raw::connect(&slave.address)?;
+        wait_until("the slave to hold some", || {
+            let held = reader.get("test", 3, i64::MAX, 1024)?;
+            Ok((held.code == 301 && held.text().parse::<u64>()? > 2000 * (round + 1)).then_some(()))
+        })?;
+        master.kill()?;
+        let asked: Vec<Vec<String>> = writers.into_iter().map(|writer| writer.join().expect("no panic")).collect();
+        assert!(slave.stop()?.success());
+        let promoted = slave_site.start_slave(&[]).context("the promotion")?;
+        let mut raw = Raw::connect(&promoted.address)?;
+        let partitions: Vec<Vec<String>> = (0..4)
+            .map(|partition| {
+                let records = raw.read_all("test", partition, 0)?;
+                Ok(records.iter().map(|record| String::from_utf8_lossy(&record.body).into_owned()).collect())
+            })
+            .collect::<Result<_>>()?;
+        for keys in &asked {
+            let whole: Vec<bool> = keys.iter().map(|key| whole(&partitions, key)).collect();
+            // Of one connection a prefix: what was committed later is not there without what was before it.
+            assert!(whole.is_sorted_by(|earlier, later| earlier >= later), "round {round}: {whole:?}");
+        }
+        assert!(recover(&mut raw)?.is_empty());
+    }
+    Ok(())
+}
+
+/// The keys of the commits that were asked for, until the connection ends.
+fn commit_until_it_dies(address: &str, writer: u32) -> Vec<String> {
+    let mut keys = Vec::new();
+    let Ok(mut raw) = Raw::connect(address) else { return keys };
+    for number in 0.. {
+        let key = format!("TX:w{writer}:{number}");
+        if fill_quietly(&mut raw, &key).is_err() {
+            break;
+        }
+        keys.push(key.clone());
+        if command(&mut raw, &key, "COMMIT_ONE_PHASE").is_err() {
+            break;
+        }
+    }
+    keys
+}
+
+fn fill_quietly(raw: &mut Raw, key: &str) -> Result<()> {
+    command(raw, key, "BEGIN")?;
+    (0..4).try_for_each(|partition| put(raw, key, partition, key.as_bytes()).map(drop))
+}
+
+#[track_caller]
+fn whole(partitions: &[Vec<String>], key: &str) -> bool {
+    let counts: Vec<usize> = partitions.iter().map(|held| held.iter().filter(|body| *body == key).count()).collect();
+    assert!(counts == [0; 4] || counts == [1; 4], "{key}: {counts:?}");
+    counts[0] == 1
+}
