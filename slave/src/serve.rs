@@ -3,7 +3,7 @@ use crate::config_sync::ConfigSync;
 use anyhow::{Context, Result, bail};
 use metaq_broker::{Node, NodeOptions, NodeRole, rules_for};
 use metaq_config::{BrokerConfig, Live, SlaveConfig};
-use metaq_link::driver::{Link, LinkOptions, LinkTransport};
+use metaq_link::driver::{Link, LinkOptions};
 use metaq_master::assembly::Signals;
 use metaq_master::{assembly, reload, secure};
 use metaq_registry::{MasterAt, Registry, Role, State};
@@ -32,9 +32,22 @@ pub(crate) async fn serve(config: BrokerConfig, slave_id: SlaveId, slave: SlaveC
     let _embedded = if args.common.local { Some(assembly::start_embedded(&config)?) } else { None };
 
     let (listener, uri) = assembly::listen(&config).await?;
-    let transport = secure::link_transport(&config, identity.as_ref());
     let follows_config = slave.auto_sync_master_config;
-    let link = start_link(&live, transport, &store, slave_id, slave, args.accept_divergence, master.clone());
+    metaq_link::confirmed::limit_all(&store, &config.system.data_path);
+    let rules_from = live.clone();
+    let link = Link::start(LinkOptions {
+        slave_id,
+        uri: uri.clone(),
+        group: slave.slave_group,
+        delay_max: slave.slave_max_delay,
+        catch_up_bytes_per_second: slave.catch_up_bytes_per_second,
+        accept_divergence: args.accept_divergence,
+        store: Arc::clone(&store),
+        transport: secure::link_transport(&config, identity.as_ref()),
+        rules: Arc::new(move |id| rules_for(&rules_from.current(), &id.topic)),
+        master: master.clone(),
+        data_path: config.system.data_path.clone(),
+    });
     let node = Node::start(NodeOptions {
         config: live.clone(),
         store: Arc::clone(&store),
@@ -64,30 +77,6 @@ pub(crate) async fn serve(config: BrokerConfig, slave_id: SlaveId, slave: SlaveC
 /// A master's address as the registry would have it, and as refused producers are told.
 fn as_uri(address: &str) -> String {
     if address.contains("://") { address.to_owned() } else { format!("meta://{address}") }
-}
-
-fn start_link(
-    live: &Live,
-    transport: LinkTransport,
-    store: &Arc<Store>,
-    slave_id: SlaveId,
-    slave: SlaveConfig,
-    accept_divergence: bool,
-    master: watch::Receiver<Option<String>>,
-) -> Link {
-    let rules_from = live.clone();
-    Link::start(LinkOptions {
-        slave_id,
-        group: slave.slave_group,
-        delay_max: slave.slave_max_delay,
-        catch_up_bytes_per_second: slave.catch_up_bytes_per_second,
-        accept_divergence,
-        store: Arc::clone(store),
-        transport,
-        rules: Arc::new(move |id| rules_for(&rules_from.current(), &id.topic)),
-        master,
-        data_path: live.current().system.data_path.clone(),
-    })
 }
 
 /// A running slave, as far as signals and the registry move it.

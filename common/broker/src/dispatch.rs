@@ -151,6 +151,7 @@ impl Conversation {
         self.node.transactions.session_ended(self.session);
         if let Some(slave) = self.replica.take().filter(|_| self.greeted) {
             self.node.replicas.lock().on_disconnect(slave, Instant::now());
+            self.node.quorum.on_disconnect(slave);
             if let Some(node) = &self.peer.node {
                 node.parted();
             }

@@ -21,6 +21,7 @@ mod lag;
 mod metrics;
 mod node;
 mod outbound;
+mod quorum;
 mod realtime;
 mod secure;
 mod session;

@@ -15,6 +15,9 @@ pub struct Counters {
     xa_begin: AtomicU64,
     commit: AtomicU64,
     rollback: AtomicU64,
+    quorum_refused: AtomicU64,
+    quorum_unconfirmed: AtomicU64,
+    quorum_downgraded: AtomicU64,
 }
 
 macro_rules! counters {
@@ -55,4 +58,10 @@ counters! {
     commit, commits;
     /// Every request to roll back, on entry.
     rollback, rollbacks;
+    /// Puts refused because too few members of the quorum were there; nothing was stored.
+    quorum_refused, puts_refused_by_quorum;
+    /// Puts answered as unconfirmed: stored, and not held by the quorum in time.
+    quorum_unconfirmed, puts_unconfirmed;
+    /// Puts taken on without their quorum, as ackQuorumDowngrade allows.
+    quorum_downgraded, puts_downgraded;
 }

@@ -209,6 +209,9 @@ impl AckSink for Outbound {
             Ok(stored) => Answer::Stored(stored),
             Err(error) => {
                 self.failures.put_failed();
+                if matches!(error, AppendError::Unconfirmed) {
+                    self.failures.quorum_unconfirmed();
+                }
                 let (status, detail) = append_failure(&error);
                 Answer::text(status, failed(&self.uri, &owed.topic, i64::from(owed.partition), &detail))
             }

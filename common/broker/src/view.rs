@@ -3,10 +3,11 @@
 use crate::node::{NodeRole, Shared, VERSION};
 use crate::realtime::Kind;
 use crate::topics::TopicState;
+use metaq_link::quorum_report::Report;
 use metaq_link::replicas::write_stats;
 use metaq_net::refusals::Reason;
-use metaq_store::Partition;
-use metaq_types::TopicName;
+use metaq_store::{Partition, Positions};
+use metaq_types::{Offset, TopicName};
 use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::sync::Arc;
@@ -52,6 +53,7 @@ pub(crate) fn stats(node: &Shared, item: &str) -> String {
         "realtime" => realtime(node, &mut out),
         "transactions" => node.transactions.write_stats(&mut out),
         "replicas" => out.push_str(&write_stats(&node.replica_lines())),
+        "quorum" => quorum(node, &mut out),
         "lineage" => lineage(node, &mut out),
         "replication" if let NodeRole::Slave { progress, .. } = &node.role => {
             out.push_str(&metaq_link::progress::write_stats(&progress()));
@@ -72,6 +74,22 @@ fn lineage(node: &Shared, out: &mut String) {
     // An error is no lineage, and whoever reads it must not take it for an empty one.
     let text = node.store.lineage().map_or_else(|error| format!("ERROR {error}\n"), |lineage| lineage.to_string());
     out.push_str(&text.replace('\n', "\r\n"));
+}
+
+/// Who stands behind acknowledgements: counters, slaves, and every partition that asks for a quorum.
+fn quorum(node: &Shared, out: &mut String) {
+    let counters = &node.counters;
+    let (slaves, logs, beyond_end) =
+        node.quorum.look(|quorums| (quorums.slaves(Instant::now()), quorums.standings(), quorums.beyond_end()));
+    let report = Report {
+        refused: counters.puts_refused_by_quorum(),
+        unconfirmed: counters.puts_unconfirmed(),
+        downgraded: counters.puts_downgraded(),
+        beyond_end,
+        slaves,
+        logs,
+    };
+    out.push_str(&report.to_string());
 }
 
 /// Who was not let in, by reason.
@@ -147,8 +165,10 @@ fn topics(node: &Shared, out: &mut String) {
 /// The same for a replica, which copies the transaction journal as well, and first.
 pub(crate) fn replica_offsets(node: &Shared) -> String {
     let mut out = String::from("STATS\r\n");
-    write_offsets(node.store.journal(), &mut out);
-    offsets(node, &mut out);
+    let mut partitions = node.store.partitions();
+    partitions.sort_by(|a, b| a.id().cmp(b.id()));
+    // A replica copies what is durable, confirmed or not.
+    write_offsets(node.store.journal().into_iter().chain(partitions), |positions| positions.durable, &mut out);
     out.push_str("END\r\n");
     out
 }
@@ -156,10 +176,14 @@ pub(crate) fn replica_offsets(node: &Shared) -> String {
 fn offsets(node: &Shared, out: &mut String) {
     let mut partitions = node.store.partitions();
     partitions.sort_by(|a, b| a.id().cmp(b.id()));
-    write_offsets(partitions, out);
+    write_offsets(partitions, |positions| positions.readable, out);
 }
 
-fn write_offsets(partitions: impl IntoIterator<Item = Arc<Partition>>, out: &mut String) {
+fn write_offsets(
+    partitions: impl IntoIterator<Item = Arc<Partition>>,
+    end: impl Fn(&Positions) -> Offset,
+    out: &mut String,
+) {
     for partition in partitions {
         let positions = partition.positions();
         let _ = write!(
@@ -168,7 +192,7 @@ fn write_offsets(partitions: impl IntoIterator<Item = Arc<Partition>>, out: &mut
             partition.id().topic,
             partition.id().number,
             positions.kept,
-            positions.readable,
+            end(&positions),
         );
     }
 }

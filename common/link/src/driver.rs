@@ -44,6 +44,8 @@ const RECONNECT_PAUSE_MAX: Duration = Duration::from_secs(1);
 /// What a link is made of.
 pub struct LinkOptions {
     pub slave_id: SlaveId,
+    /// Where this slave serves, `meta://host:port`: members of a quorum are asked there before one is promoted.
+    pub uri: String,
     /// The name under which this slave reads (`slaveGroup`).
     pub group: String,
     /// `slaveMaxDelayInMills`: the longest poll, and the longest pause behind a master that does not wait.

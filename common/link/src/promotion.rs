@@ -15,14 +15,16 @@ use std::time::Duration;
 use metaq_types::{Offset, PartitionId};
 use serde::{Deserialize, Serialize};
 
-const DIRECTORY: &str = ".metaq";
+use crate::members::KnownMember;
+
+pub(crate) const DIRECTORY: &str = ".metaq";
 const FILE_NAME: &str = "replica.json";
 
 /// Partitions listed one by one in the printed page; the others are counted.
 const LISTED_MAX: usize = 20;
 
 /// What a slave last knew of its master.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Record {
     pub slave_id: u32,
     /// `host:port`, as the registry or the flag named it.
@@ -31,6 +33,33 @@ pub struct Record {
     pub heard_unix_ms: u64,
     /// By the partition's directory name.
     pub partitions: BTreeMap<String, Known>,
+    /// The fewest members the master asked for to acknowledge a message, itself included; 1: it asked nobody.
+    #[serde(default = "one", skip_serializing_if = "is_one")]
+    pub quorum: u32,
+    /// The slaves that the master counted in its quorum, this one included if it was.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub members: Vec<KnownMember>,
+}
+
+impl Default for Record {
+    fn default() -> Record {
+        Record {
+            slave_id: 0,
+            master: String::new(),
+            heard_unix_ms: 0,
+            partitions: BTreeMap::new(),
+            quorum: 1,
+            members: Vec::new(),
+        }
+    }
+}
+
+fn one() -> u32 {
+    1
+}
+
+fn is_one(quorum: &u32) -> bool {
+    *quorum == 1
 }
 
 /// What was known of one partition of the master.
@@ -38,6 +67,9 @@ pub struct Record {
 pub struct Known {
     pub end: u64,
     pub seen_unix_ms: u64,
+    /// What a quorum held, as the master last said; `None`: it asked for none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub confirmed: Option<u64>,
     /// Why this slave no longer copied the partition, in words.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stopped: Option<String>,
@@ -88,7 +120,7 @@ fn path_of(data_path: &Path) -> PathBuf {
     data_path.join(DIRECTORY).join(FILE_NAME)
 }
 
-fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
+pub(crate) fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
     if let Some(directory) = path.parent() {
         fs::create_dir_all(directory)?;
     }
@@ -221,8 +253,8 @@ mod tests {
     use super::*;
 
     fn record() -> Record {
-        let known = |end, seen_unix_ms| Known { end, seen_unix_ms, stopped: None };
-        let stopped = Known { end: 70, seen_unix_ms: 9_000, stopped: Some("gap".into()) };
+        let known = |end, seen_unix_ms| Known { end, seen_unix_ms, ..Known::default() };
+        let stopped = Known { end: 70, seen_unix_ms: 9_000, stopped: Some("gap".into()), confirmed: Some(60) };
         Record {
             slave_id: 0,
             master: "10.0.0.1:8123".into(),
@@ -234,6 +266,8 @@ mod tests {
                 ("absent-7".to_owned(), known(30, 9_500)),
                 ("gap-0".to_owned(), stopped),
             ]),
+            quorum: 2,
+            members: vec![KnownMember { slave_id: 0, node: "ab".into(), uri: "meta://h:1".into() }],
         }
     }
 

@@ -30,6 +30,7 @@ impl Slave {
         let link = Link::start(LinkOptions {
             catch_up_bytes_per_second: 0,
             slave_id: SlaveId::new(0).unwrap(),
+            uri: String::new(),
             group: "meta-slave-group_0".to_owned(),
             delay_max: Duration::from_millis(100),
             accept_divergence: false,

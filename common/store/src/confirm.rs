@@ -2,6 +2,7 @@
 //! hold what is decided by whoever calls this.
 
 use crate::partition::Partition;
+use crate::rules::FlushLevel;
 use metaq_types::Offset;
 
 impl Partition {
@@ -43,6 +44,11 @@ impl Partition {
     pub fn give_up(&self, to: Offset) {
         self.acks.lock().give_up(to);
         self.synced_acks.lock().give_up(to);
+    }
+
+    /// Whether an append is on stable storage when it is answered.
+    pub fn answers_after_sync(&self) -> bool {
+        self.rules.level() == FlushLevel::Durable
     }
 
     /// What is confirmed; [`Offset::MAX`] while nobody has to be asked.

@@ -131,7 +131,11 @@ impl Partition {
     pub(crate) fn reloaded(old: &Partition, loaded: Loaded) -> Partition {
         let rules = old.rules.get(old.root.to_path_buf());
         let (root, shared) = (old.root.clone(), old.shared.clone());
-        Partition::new(old.id.clone(), root, shared, &rules, loaded.segments, loaded.end, loaded.records)
+        let new = Partition::new(old.id.clone(), root, shared, &rules, loaded.segments, loaded.end, loaded.records);
+        // What was hidden stays so. What is appended behind a cut is not what was confirmed before it.
+        let confirmed = old.confirmed();
+        new.limit(if confirmed == Offset::MAX { confirmed } else { confirmed.min(loaded.end) });
+        new
     }
 
     /// The gaps of the log, each from where a segment ends to where the next begins.

@@ -62,6 +62,9 @@ fn confirm(node: &Shared, slave: SlaveId, get: &Get) {
     let Some(offset) = Offset::from_wire(get.offset) else { return };
     let log = crate::node::log_end(&partition);
     node.replicas.lock().on_get(slave, partition.id(), offset, log, std::time::Instant::now());
+    if node.quorum.is_on() {
+        node.quorum.on_get(slave, &partition, offset);
+    }
 }
 
 /// A long poll: asks again when there is something to read, and answers then or at its deadline.
@@ -154,9 +157,10 @@ fn now(node: &Shared, get: &Get, replica: Option<SlaveId>) -> Outcome {
             if unsynced {
                 partition.request_sync();
             }
-            Outcome::Nothing(not_found(get.offset))
+            let confirmed = replica.and_then(|_| confirmed(&partition));
+            Outcome::Nothing(not_found(get.offset, confirmed))
         }
-        SliceAt::Beyond { .. } => Outcome::Answer(not_found(get.offset)),
+        SliceAt::Beyond { .. } => Outcome::Answer(not_found(get.offset, None)),
         SliceAt::Failed { reason } => {
             let text = failed(&node.uri, &get.topic, i64::from(get.partition), &reason);
             Outcome::Answer(Answer::text(Status::InternalServerError, text))
@@ -176,15 +180,23 @@ fn moves_back(node: &Shared, offset: i64, replica: Option<SlaveId>) -> bool {
 
 fn extra(node: &Shared, partition: &Partition, segment: Offset) -> ValueExtra {
     let journal = node.transactions.get().filter(|_| !partition.id().is_journal()).map(|c| c.journal_bound());
-    ValueExtra { segment, end: partition.positions().durable, epoch: node.store.epoch().0, journal }
+    ValueExtra { segment, end: partition.positions().durable, epoch: node.store.epoch().0, journal, confirmed: confirmed(partition) }
+}
+
+/// What a quorum holds, where one is asked for.
+fn confirmed(partition: &Partition) -> Option<Offset> {
+    Some(partition.confirmed()).filter(|confirmed| *confirmed != Offset::MAX)
 }
 
 pub(crate) fn missing_partition(topic: &str, partition: i32) -> String {
     format!("The topic `{topic}` in partition `{partition}` is not exists")
 }
 
-fn not_found(offset: i64) -> Answer {
-    Answer::text(Status::NotFound, format!("Could not find message at position {offset}"))
+/// A replica is told what is confirmed, which may have moved since it last got bytes.
+fn not_found(offset: i64, confirmed: Option<Offset>) -> Answer {
+    let text = format!("Could not find message at position {offset}");
+    let confirmed = confirmed.map(|confirmed| format!(" confirmed={confirmed}"));
+    Answer::text(Status::NotFound, text + &confirmed.unwrap_or_default())
 }
 
 /// A 404 and a 301 are misses; a 301 counts as an answered `offset` as well (stats, "3. Counters").

@@ -137,6 +137,15 @@ fn accept(node: &Shared, state: Option<&TopicState>, put: &Put) -> Result<(Arc<P
     }
     let partition = open(node, state, topic, number)
         .map_err(|detail| refuse(Status::InternalServerError, format!("not stored: {detail}")))?;
+    if topic.ack.is_on() {
+        let downgraded = node.quorum.admit(&partition, topic.ack).map_err(|shortage| {
+            node.counters.quorum_refused();
+            refuse(Status::ServiceUnavailable, format!("not stored: {shortage}"))
+        })?;
+        if downgraded {
+            node.counters.quorum_downgraded();
+        }
+    }
     Ok((partition, checksum))
 }
 

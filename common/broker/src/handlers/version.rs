@@ -4,6 +4,7 @@ use crate::gate::Successor;
 use crate::node::{NodeRole, Shared, VERSION};
 use crate::outbound::Outbound;
 use metaq_config::ReplicationTransport;
+use metaq_link::members::members_word;
 use metaq_net::refusals::Reason;
 use metaq_types::limits::LONG_POLL_MAX;
 use metaq_types::{Epoch, Opaque, SlaveId, Status};
@@ -76,6 +77,8 @@ fn greet(conversation: &mut Conversation, opaque: Opaque, greeting: Greeting) {
             return;
         }
     };
+    // A connection is one slave's, whatever it says later.
+    let slave = conversation.replica.unwrap_or(slave);
     if conversation.replica.is_none() {
         let address = conversation.peer.address.map(|a| a.to_string()).unwrap_or_default();
         let greeted = node.replicas.lock().on_greeting(slave, &greeting.node, &address, std::time::Instant::now());
@@ -83,11 +86,13 @@ fn greet(conversation: &mut Conversation, opaque: Opaque, greeting: Greeting) {
             conversation.outbound().answer(opaque, Answer::text(Status::InternalServerError, error.to_string()));
             return;
         }
+        node.quorum.on_connect(slave, &address);
         info!(%slave, address, node = &*greeting.node, "slave connected");
         conversation.become_replica(slave);
     } else {
         node.replicas.lock().on_heard(slave, std::time::Instant::now());
     }
+    node.quorum.on_greeting(slave, &greeting);
     if let (Some(known), Some(wait)) = (greeting.catalog, greeting.wait)
         && known == node.store.catalog_generation()
         && conversation.outbound().park()
@@ -111,13 +116,18 @@ async fn catalog_change(node: Arc<Shared>, outbound: Arc<Outbound>, opaque: Opaq
 /// What the other side of a greeting learns of us.
 fn welcome(node: &Shared) -> Answer {
     let role = if matches!(node.role, NodeRole::Master) { "master" } else { "slave" };
+    let quorum = node.quorum.look(|quorums| {
+        let members = members_word(&quorums.members());
+        quorums.smallest().map(|smallest| format!(" quorum={smallest} members={members}"))
+    });
     let text = format!(
-        "{VERSION} role={role} epoch={} node={} catalog={} ids={} config={}",
+        "{VERSION} role={role} epoch={} node={} catalog={} ids={} config={}{}",
         node.store.epoch(),
         node.store.node_id(),
         node.store.catalog_generation(),
         node.store.ids().high_mark(),
         node.config.current().checksum,
+        quorum.unwrap_or_default(),
     );
     Answer::text(Status::Success, text)
 }

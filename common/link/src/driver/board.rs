@@ -5,11 +5,13 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
 use metaq_types::{Offset, PartitionId};
+use metaq_wire::Greeting;
 use parking_lot::Mutex;
 use tokio::sync::watch;
 
 use super::LinkOptions;
 use crate::lag::{LagClock, LogEnd};
+use crate::members::{self, KnownMember};
 use crate::progress::{LinkState, LinkStatus, PartitionStatus};
 use crate::promotion::{Known, Record};
 use crate::pull::Pull;
@@ -30,6 +32,7 @@ pub(super) struct Board {
     pub(super) config: watch::Sender<Option<Bytes>>,
     /// It is to be fetched although the master has not told of a change.
     pub(super) config_asked: AtomicBool,
+    quorum: Mutex<Quorum>,
     /// What earlier runs knew, for partitions and a master this run has not seen yet.
     before: Record,
 }
@@ -43,6 +46,8 @@ struct Seen {
     clock: LagClock,
     seen_unix_ms: u64,
     note: Option<String>,
+    /// What the master last said of its quorum; `None`: nothing yet in this run.
+    confirmed: Option<Option<Offset>>,
 }
 
 impl Default for Cell {
@@ -54,6 +59,7 @@ impl Default for Cell {
             clock: LagClock::default(),
             seen_unix_ms: 0,
             note: None,
+            confirmed: None,
         }))
     }
 }
@@ -84,6 +90,21 @@ impl Seen {
     }
 }
 
+/// Who stands behind the master's acknowledgements, as it says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Quorum {
+    members: Vec<KnownMember>,
+    /// As [`Record::quorum`].
+    smallest: u32,
+}
+
+impl Cell {
+    /// What the master last said of its quorum, if anything.
+    pub(super) fn confirmed(&self) -> Option<Option<Offset>> {
+        self.0.lock().confirmed
+    }
+}
+
 impl Board {
     pub(super) fn new(options: &LinkOptions) -> Board {
         let before = Record::load(&options.data_path).unwrap_or_else(|error| {
@@ -101,7 +122,28 @@ impl Board {
             rate: Mutex::default(),
             config: watch::Sender::new(None),
             config_asked: AtomicBool::new(false),
+            quorum: Mutex::new(Quorum { members: before.members.clone(), smallest: before.quorum }),
             before,
+        }
+    }
+
+    /// What the master's greeting says of its quorum.
+    pub(super) fn see_quorum(&self, greeting: &Greeting) {
+        let quorum =
+            Quorum { members: members::parse_members(&greeting.members), smallest: greeting.quorum.unwrap_or(1) };
+        let mut known = self.quorum.lock();
+        if *known != quorum {
+            *known = quorum;
+            self.changed.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// An answer said what the quorum holds of a partition, or that none is asked for.
+    pub(super) fn see_confirmed(&self, cell: &Cell, confirmed: Option<Offset>) {
+        let mut seen = cell.0.lock();
+        if seen.confirmed != Some(confirmed) {
+            seen.confirmed = Some(confirmed);
+            self.changed.store(true, Ordering::Relaxed);
         }
     }
 
@@ -206,7 +248,10 @@ impl Board {
             LinkState::Following { master } | LinkState::Lost { master, .. } => master.clone(),
             LinkState::NoMaster | LinkState::Connecting { .. } => self.before.master.clone(),
         };
+        let Quorum { members, smallest } = self.quorum.lock().clone();
         let mut record = Record {
+            quorum: smallest,
+            members,
             slave_id: self.slave_id,
             master,
             heard_unix_ms: self.heard_unix_ms.load(Ordering::Relaxed),
@@ -215,8 +260,11 @@ impl Board {
         for (partition, cell) in &*self.cells.lock() {
             let seen = cell.0.lock();
             if let Some(end) = seen.master_end {
-                let known = Known { end: end.get(), seen_unix_ms: seen.seen_unix_ms, stopped: seen.note.clone() };
-                record.partitions.insert(partition.to_string(), known);
+                let name = partition.to_string();
+                let before = self.before.partitions.get(&name).and_then(|known| known.confirmed);
+                let confirmed = seen.confirmed.map_or(before, |told| told.map(Offset::get));
+                let (seen_unix_ms, stopped) = (seen.seen_unix_ms, seen.note.clone());
+                record.partitions.insert(name, Known { end: end.get(), seen_unix_ms, confirmed, stopped });
             }
         }
         record

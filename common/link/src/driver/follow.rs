@@ -137,6 +137,7 @@ pub(super) async fn run(follow: Follow) {
         {
             return;
         }
+        follow.limit(log.as_deref());
         let step = pull.on_answer(answer, follow.options.delay_max);
         follow.board.update(&follow.cell, &pull, true);
         let before = pull.position();
@@ -251,6 +252,20 @@ impl Follow {
         compare::is_prefix(&self.options, &self.way.client, log, &listed).await.map_err(Failure::Passing)
     }
 
+    /// Lets consumers read what the master's quorum holds and no more; what they could read once stays readable.
+    fn limit(&self, log: Option<&Partition>) {
+        let (Some(log), Some(told)) = (log, self.cell.confirmed()) else { return };
+        let before = log.confirmed();
+        let to = match told {
+            None => Offset::MAX,
+            Some(to) if before == Offset::MAX => to.max(log.positions().durable),
+            Some(to) => to.max(before),
+        };
+        if to != before {
+            log.limit(to);
+        }
+    }
+
     /// Counts bytes that came; how long to leave room for others, where this slave is far behind and is to.
     fn pace(&self, bytes: u64) -> Option<Duration> {
         if bytes == 0 {
@@ -285,8 +300,14 @@ impl Follow {
         // Anything but most of the wait: a master that does not know `wait=`, or has too many waiting.
         let early = || wait.is_none_or(|wait| asked.elapsed() < wait.mul_f32(0.8));
         let answer = match answered {
-            Ok(Ok(GetAnswer::Value { body, extra })) => Answer::Value { body, extra },
-            Ok(Ok(GetAnswer::NotYet { .. })) => Answer::Nothing { early: early() },
+            Ok(Ok(GetAnswer::Value { body, extra })) => {
+                self.board.see_confirmed(&self.cell, extra.and_then(|extra| extra.confirmed));
+                Answer::Value { body, extra }
+            }
+            Ok(Ok(GetAnswer::NotYet { confirmed })) => {
+                self.board.see_confirmed(&self.cell, confirmed);
+                Answer::Nothing { early: early() }
+            }
             Ok(Ok(GetAnswer::NoPartition)) => Answer::NoPartition { early: early() },
             Ok(Ok(GetAnswer::Moved(to))) => Answer::Moved(to),
             Ok(Err(ClientError::Answer { code, text })) => Answer::Refused(format!("{code} {text}")),
@@ -330,6 +351,7 @@ impl Follow {
             let there = format!("a log that ends at {written} is there already, where a new one at {first} was due");
             return Err(Failure::Lasting(there));
         }
+        self.limit(Some(&log));
         Ok(log)
     }
 

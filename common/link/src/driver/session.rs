@@ -4,9 +4,10 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use metaq_client::ClientError;
+use metaq_store::Store;
 use metaq_types::limits::LONG_POLL_MAX;
 use metaq_types::{MessageId, Offset, PartitionId};
-use metaq_wire::{Greeting, Role, Text};
+use metaq_wire::{Greeting, Level, Role, Text};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
@@ -107,6 +108,8 @@ struct Session {
     held: Held,
     /// The master remembers no reigns, as the original: each log is compared with its own before it is followed.
     compares: bool,
+    /// The master's epoch at the first greeting.
+    reign: Option<u64>,
     tasks: JoinSet<()>,
     stop: CancellationToken,
 }
@@ -129,6 +132,7 @@ impl Session {
             followed: HashSet::new(),
             held: Held::new(),
             compares: false,
+            reign: None,
             tasks: JoinSet::new(),
             stop: CancellationToken::new(),
         };
@@ -192,6 +196,8 @@ impl Session {
             node: Text::from(own_node),
             catalog: self.catalog,
             wait: wait.filter(|_| self.catalog.is_some()),
+            level: Some(level(&self.options.store)),
+            uri: Text::from(&*self.options.uri),
             ..Greeting::new(Role::Slave)
         };
         let answer = in_time(self.way.client.version(Some(&greeting)), wait).await?;
@@ -213,6 +219,10 @@ impl Session {
                     .to_owned(),
             );
         }
+        if *self.reign.get_or_insert(theirs.epoch) != theirs.epoch {
+            return Err("the master has begun another reign, which this slave joins anew".to_owned());
+        }
+        self.board.see_quorum(&theirs);
         self.catalog = theirs.catalog;
         if let Some(mark) = theirs.ids {
             self.raise_ids(MessageId(mark)).await?;
@@ -319,6 +329,14 @@ impl Session {
         self.budget.set_listeners(self.followed.len());
         // Tasks of partitions that stopped have ended: their results are not kept.
         while self.tasks.try_join_next().is_some() {}
+    }
+}
+
+/// How safely everything is held that this slave confirms.
+fn level(store: &Store) -> Level {
+    match store.logs().iter().filter(|log| !log.id().is_journal()).all(|log| log.answers_after_sync()) {
+        true => Level::Fsync,
+        false => Level::Os,
     }
 }
 

@@ -1,0 +1,477 @@
+//! Who has to hold a message before it is acknowledged, and who does: the decisions of `ackQuorum`, without I/O.
+//!
+//! A slave confirms with the offset of each get that it holds everything before. Of the slaves that count, the one that
+//! is (quorum - 1)-th furthest says how far the quorum holds the log: with the master, which holds all of it, that many
+//! members are at least there. What was confirmed once stays confirmed, whoever leaves later.
+//!
+//! A slave counts for a partition while it is connected, lives in the master's own reign (so it has settled its past with
+//! it), and has been level with the master once since it connected. One that lets a put wait for the whole
+//! `ackTimeoutInMills` no longer counts until it is level again: so a member that hangs costs one such pause.
+//!
+//! Pure data; the broker keeps one [`Quorums`] behind a lock, passes the clock in, and does the [`Act`]s it gets back.
+
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::time::{Duration, Instant};
+
+use metaq_config::AckRules;
+use metaq_types::limits::ACK_QUORUM_MAX;
+use metaq_types::{Epoch, Offset, PartitionId, SlaveId};
+use metaq_wire::Greeting;
+
+use crate::members::{Absence, Member, MemberState, Shortage};
+
+/// How exactly the age of waiting puts is known, as a part of their time-out.
+const MARKS_PER_TIMEOUT: u32 = 40;
+
+/// All partitions of a master that ask for a quorum, and the slaves that may belong to it.
+#[derive(Debug)]
+pub struct Quorums {
+    /// The master's reign; slaves of another do not count.
+    epoch: Epoch,
+    since: Instant,
+    slaves: BTreeMap<SlaveId, Slave>,
+    logs: HashMap<PartitionId, Log>,
+    beyond_end: u64,
+}
+
+#[derive(Debug)]
+struct Slave {
+    member: Member,
+    connections: u32,
+    /// The reign it lives in, as it last said.
+    epoch: Epoch,
+    /// When it came or went.
+    since: Instant,
+    /// It has counted for some partition in this reign.
+    has_counted: bool,
+}
+
+#[derive(Debug)]
+struct Log {
+    rules: AckRules,
+    confirmed: Confirmed,
+    copies: BTreeMap<SlaveId, Copy>,
+    /// What was written when, the oldest first; what is confirmed or given up by now is left out.
+    marks: VecDeque<Mark>,
+    /// Nothing up to here waits any more.
+    given_up: Offset,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Confirmed {
+    /// Downgraded to the master alone: nobody has to be asked.
+    Everything,
+    UpTo(Offset),
+}
+
+/// What a slave holds of one partition.
+#[derive(Debug)]
+struct Copy {
+    end: Offset,
+    in_sync: bool,
+    /// Not in sync: where the master ended at its last get. Whoever has reached that by the next one keeps up.
+    goal: Option<Offset>,
+    /// When it fell out of sync or came back.
+    since: Instant,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Mark {
+    at: Instant,
+    ends: Ends,
+}
+
+/// How far the master's own log goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ends {
+    pub durable: Offset,
+    pub written: Offset,
+}
+
+/// What is to be done with a partition.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Act {
+    /// The quorum holds everything up to here.
+    Confirm(Offset),
+    /// Nobody has to be asked any more.
+    ConfirmEverything,
+    /// Members have to be asked again; [`Quorums::held`] is to be told from where on.
+    Hold,
+    /// Appends up to here have waited long enough.
+    GiveUp(Offset),
+}
+
+/// Whether a put may be appended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Admission {
+    /// Its quorum is there.
+    Full,
+    /// It is not, and `ackQuorumDowngrade` lets fewer be enough; first this is to be done.
+    Downgraded(Option<Act>),
+}
+
+/// What `stats quorum` tells of a partition.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LogStanding {
+    pub partition: PartitionId,
+    pub rules: AckRules,
+    /// The master included.
+    pub members: u32,
+    /// `None`: nobody has to be asked at the moment.
+    pub confirmed: Option<Offset>,
+    /// The slaves that count, with their ends.
+    pub in_sync: Vec<(SlaveId, Offset)>,
+}
+
+impl Quorums {
+    pub fn new(epoch: Epoch, now: Instant) -> Quorums {
+        Quorums { epoch, since: now, slaves: BTreeMap::new(), logs: HashMap::new(), beyond_end: 0 }
+    }
+
+    /// The reign has begun: whoever counted before has to say that it lives in this one.
+    pub fn begin(&mut self, epoch: Epoch, now: Instant) {
+        (self.epoch, self.since) = (epoch, now);
+    }
+
+    /// From now on `partition` asks for a quorum; up to `confirmed` it is held by one already.
+    pub fn watch(&mut self, partition: &PartitionId, rules: AckRules, confirmed: Offset) {
+        assert!(rules.is_on(), "a quorum of one is none");
+        let confirmed = Confirmed::UpTo(confirmed);
+        let (copies, marks, given_up) = (BTreeMap::new(), VecDeque::new(), Offset::ZERO);
+        let log = Log { rules, confirmed, copies, marks, given_up };
+        self.logs.insert(partition.clone(), log);
+    }
+
+    pub fn unwatch(&mut self, partition: &PartitionId) {
+        self.logs.remove(partition);
+    }
+
+    /// Replaces the rules of a watched partition; `None` when it is not watched.
+    pub fn set_rules(&mut self, partition: &PartitionId, rules: AckRules) -> Option<Vec<Act>> {
+        let log = self.logs.get_mut(partition)?;
+        log.rules = rules;
+        Some(log.settle(&self.slaves, self.epoch).into_iter().collect())
+    }
+
+    pub fn is_watched(&self, partition: &PartitionId) -> bool {
+        self.logs.contains_key(partition)
+    }
+
+    pub fn watched(&self) -> impl Iterator<Item = &PartitionId> {
+        self.logs.keys()
+    }
+
+    /// What is confirmed of each watched partition; `None`: everything.
+    pub fn confirmed(&self) -> impl Iterator<Item = (&PartitionId, Option<Offset>)> {
+        self.logs.iter().map(|(partition, log)| (partition, log.confirmed.offset()))
+    }
+
+    /// After [`Act::Hold`].
+    pub fn held(&mut self, partition: &PartitionId, from: Offset) {
+        if let Some(log) = self.logs.get_mut(partition) {
+            log.confirmed = Confirmed::UpTo(from);
+        }
+    }
+
+    /// The first greeting of a connection; each is ended by one [`Quorums::on_disconnect`]. Whatever a slave held before,
+    /// it has to show again.
+    pub fn on_connect(&mut self, id: SlaveId, address: &str, now: Instant) {
+        let slave = self.slaves.entry(id).or_insert_with(|| Slave {
+            member: Member { id, ..Member::default() },
+            connections: 0,
+            epoch: Epoch(0),
+            since: now,
+            has_counted: false,
+        });
+        address.clone_into(&mut slave.member.address);
+        (slave.connections, slave.since, slave.epoch) = (slave.connections + 1, now, Epoch(0));
+        for log in self.logs.values_mut() {
+            log.copies.remove(&id);
+        }
+    }
+
+    /// Any greeting, the first included: it tells the reign the slave lives in.
+    pub fn on_greeting(&mut self, id: SlaveId, greeting: &Greeting) -> Vec<(PartitionId, Act)> {
+        let Some(slave) = self.slaves.get_mut(&id) else { return Vec::new() };
+        if *slave.member.node != *greeting.node {
+            (slave.has_counted, slave.member.node) = (false, greeting.node.to_string());
+        }
+        slave.member.level = greeting.level;
+        greeting.uri.as_str().clone_into(&mut slave.member.uri);
+        let told = Epoch(greeting.epoch);
+        if std::mem::replace(&mut slave.epoch, told) == told {
+            return Vec::new();
+        }
+        self.settle_all()
+    }
+
+    pub fn on_disconnect(&mut self, id: SlaveId, now: Instant) -> Vec<(PartitionId, Act)> {
+        let Some(slave) = self.slaves.get_mut(&id) else { return Vec::new() };
+        slave.connections = slave.connections.saturating_sub(1);
+        if slave.connections > 0 {
+            return Vec::new();
+        }
+        slave.since = now;
+        self.settle_all()
+    }
+
+    /// A slave asks for `offset` of a log that is durable up to `end` here: it holds everything before.
+    ///
+    /// Beyond the end it holds bytes that are not ours: then it confirms nothing, and does not count.
+    pub fn on_get(
+        &mut self,
+        id: SlaveId,
+        partition: &PartitionId,
+        offset: Offset,
+        end: Offset,
+        now: Instant,
+    ) -> Option<Act> {
+        let log = self.logs.get_mut(partition)?;
+        let slave = self.slaves.get_mut(&id)?;
+        let copy = log.copies.entry(id).or_insert(Copy { end: offset, in_sync: false, goal: None, since: now });
+        if offset > end {
+            self.beyond_end += 1;
+            copy.fall_out(now);
+            return log.settle(&self.slaves, self.epoch);
+        }
+        copy.end = offset;
+        if !copy.in_sync {
+            copy.in_sync = offset == end || copy.goal.is_some_and(|goal| offset >= goal);
+            copy.goal = Some(end);
+            copy.since = now;
+        }
+        slave.has_counted |= copy.in_sync && slave.counts(self.epoch);
+        log.settle(&self.slaves, self.epoch)
+    }
+
+    /// Whether enough members are there for another put; `is_empty` tells that the log holds nothing yet, and nothing is
+    /// what every slave holds of it.
+    pub fn admit(&mut self, partition: &PartitionId, is_empty: bool, now: Instant) -> Result<Admission, Shortage> {
+        let Some(log) = self.logs.get_mut(partition) else { return Ok(Admission::Full) };
+        if is_empty {
+            for (id, slave) in self.slaves.iter_mut().filter(|(_, slave)| slave.counts(self.epoch)) {
+                let copy = Copy { end: Offset::ZERO, in_sync: true, goal: None, since: now };
+                log.copies.entry(*id).or_insert(copy);
+                slave.has_counted = true;
+            }
+        }
+        let members = 1 + log.in_sync(&self.slaves, self.epoch).count() as u32;
+        match (members >= log.rules.quorum, log.rules.downgrade) {
+            (true, _) => Ok(Admission::Full),
+            (false, true) => Ok(Admission::Downgraded(log.settle(&self.slaves, self.epoch))),
+            (false, false) => Err(self.shortage(partition, members, now)),
+        }
+    }
+
+    /// Looks at the age of what waits; to be called every [`Quorums::tick_interval`]. `ends_of` tells how far the
+    /// master's own logs go.
+    pub fn tick(&mut self, now: Instant, ends_of: impl Fn(&PartitionId) -> Option<Ends>) -> Vec<(PartitionId, Act)> {
+        let mut acts = Vec::new();
+        for (partition, log) in &mut self.logs {
+            let Confirmed::UpTo(confirmed) = log.confirmed else {
+                log.marks.clear();
+                continue;
+            };
+            let Some(ends) = ends_of(partition) else { continue };
+            if let Some(late) = log.take_late(confirmed, now) {
+                for copy in log.copies.values_mut().filter(|copy| copy.in_sync && copy.end < late.durable) {
+                    copy.fall_out(now);
+                }
+                acts.extend(log.settle(&self.slaves, self.epoch).map(|act| (partition.clone(), act)));
+                if log.confirmed.offset().is_some_and(|confirmed| confirmed < late.written) {
+                    log.given_up = late.written;
+                    acts.push((partition.clone(), Act::GiveUp(late.written)));
+                }
+            }
+            log.mark(ends, now);
+        }
+        acts
+    }
+
+    /// `None` while nothing is watched.
+    pub fn tick_interval(&self) -> Option<Duration> {
+        self.logs.values().map(|log| log.rules.timeout).min().map(|timeout| timeout / MARKS_PER_TIMEOUT)
+    }
+
+    /// How often a slave has claimed to hold more than there is.
+    pub fn beyond_end(&self) -> u64 {
+        self.beyond_end
+    }
+
+    /// The fewest members any watched partition asks for.
+    pub fn smallest(&self) -> Option<u32> {
+        self.logs.values().map(|log| log.rules.quorum).min()
+    }
+
+    /// The slaves that have counted in this reign: nobody else can hold what was acknowledged.
+    pub fn members(&self) -> Vec<Member> {
+        self.slaves.values().filter(|slave| slave.has_counted).map(|slave| slave.member.clone()).collect()
+    }
+
+    /// Every slave known, and whether it may count.
+    pub fn slaves(&self, now: Instant) -> Vec<(Member, MemberState)> {
+        let state = |slave: &Slave| match slave {
+            Slave { connections: 0, .. } => Absence::Gone,
+            Slave { epoch, .. } if *epoch != self.epoch => Absence::OtherReign { epoch: slave.epoch, ours: self.epoch },
+            _ => Absence::None,
+        };
+        let since = |slave: &Slave| now.saturating_duration_since(slave.since);
+        let all = self.slaves.values();
+        all.map(|slave| (slave.member.clone(), MemberState { absence: state(slave), since: since(slave) })).collect()
+    }
+
+    /// Every watched partition, in order.
+    pub fn standings(&self) -> Vec<LogStanding> {
+        let standing = |(partition, log): (&PartitionId, &Log)| {
+            let in_sync: Vec<_> = log.in_sync(&self.slaves, self.epoch).map(|(id, copy)| (id, copy.end)).collect();
+            LogStanding {
+                partition: partition.clone(),
+                rules: log.rules,
+                members: 1 + in_sync.len() as u32,
+                confirmed: log.confirmed.offset(),
+                in_sync,
+            }
+        };
+        let mut all: Vec<_> = self.logs.iter().map(standing).collect();
+        all.sort_by(|a, b| a.partition.cmp(&b.partition));
+        all
+    }
+
+    fn settle_all(&mut self) -> Vec<(PartitionId, Act)> {
+        let mut acts = Vec::new();
+        for (partition, log) in &mut self.logs {
+            for (id, copy) in log.copies.iter().filter(|(_, copy)| copy.in_sync) {
+                if let Some(slave) = self.slaves.get_mut(id) {
+                    slave.has_counted |= copy.in_sync && slave.counts(self.epoch);
+                }
+            }
+            acts.extend(log.settle(&self.slaves, self.epoch).map(|act| (partition.clone(), act)));
+        }
+        acts
+    }
+
+    fn shortage(&self, partition: &PartitionId, members: u32, now: Instant) -> Shortage {
+        let log = &self.logs[partition];
+        let mut missing = self.slaves(now);
+        missing.retain_mut(|(member, state)| {
+            let copy = log.copies.get(&member.id);
+            if state.absence == Absence::None && copy.is_none_or(|copy| !copy.in_sync) {
+                let since = copy.map(|copy| now.saturating_duration_since(copy.since));
+                *state = MemberState { absence: Absence::Behind, since: since.unwrap_or(state.since) };
+            }
+            state.absence != Absence::None
+        });
+        let age = now.saturating_duration_since(self.since);
+        Shortage { quorum: log.rules.quorum, members, missing, age }
+    }
+}
+
+impl Slave {
+    fn counts(&self, epoch: Epoch) -> bool {
+        self.connections > 0 && self.epoch == epoch
+    }
+}
+
+impl Copy {
+    fn fall_out(&mut self, now: Instant) {
+        if std::mem::take(&mut self.in_sync) {
+            self.since = now;
+        }
+        self.goal = None;
+    }
+}
+
+impl Confirmed {
+    fn offset(self) -> Option<Offset> {
+        match self {
+            Confirmed::Everything => None,
+            Confirmed::UpTo(offset) => Some(offset),
+        }
+    }
+}
+
+impl Log {
+    /// The copies that count.
+    fn in_sync<'a>(
+        &'a self,
+        slaves: &'a BTreeMap<SlaveId, Slave>,
+        epoch: Epoch,
+    ) -> impl Iterator<Item = (SlaveId, &'a Copy)> {
+        let counts = move |id: &SlaveId| slaves.get(id).is_some_and(|slave| slave.counts(epoch));
+        self.copies.iter().filter(move |(id, copy)| copy.in_sync && counts(id)).map(|(id, copy)| (*id, copy))
+    }
+
+    /// What follows from the ends of the copies that count.
+    fn settle(&mut self, slaves: &BTreeMap<SlaveId, Slave>, epoch: Epoch) -> Option<Act> {
+        let ends = self.in_sync(slaves, epoch).map(|(_, copy)| copy.end);
+        let quorum = Furthest::of(ends);
+        let asked = self.rules.quorum as usize - 1;
+        let needed = if self.rules.downgrade { asked.min(quorum.count) } else { asked };
+        match (needed.checked_sub(1), self.confirmed) {
+            (None, Confirmed::Everything) => None,
+            (None, Confirmed::UpTo(_)) => {
+                self.confirmed = Confirmed::Everything;
+                Some(Act::ConfirmEverything)
+            }
+            (Some(_), Confirmed::Everything) => Some(Act::Hold),
+            (Some(place), Confirmed::UpTo(before)) => {
+                let to = quorum.at(place).filter(|to| *to > before)?;
+                self.confirmed = Confirmed::UpTo(to);
+                Some(Act::Confirm(to))
+            }
+        }
+    }
+
+    /// Forgets what is confirmed; answers what was written so long ago that it waits no longer.
+    fn take_late(&mut self, confirmed: Offset, now: Instant) -> Option<Ends> {
+        // A little before its time: whoever was appended right before the mark waits the whole time-out then.
+        let patience = self.rules.timeout - 2 * self.rules.timeout / MARKS_PER_TIMEOUT;
+        let mut late = None;
+        while let Some(mark) = self
+            .marks
+            .pop_front_if(|mark| mark.ends.written <= confirmed || now.saturating_duration_since(mark.at) >= patience)
+        {
+            late = Some(mark.ends).filter(|ends| ends.written > confirmed);
+        }
+        late
+    }
+
+    fn mark(&mut self, ends: Ends, now: Instant) {
+        let waits = self.confirmed.offset().is_some_and(|confirmed| confirmed.max(self.given_up) < ends.written);
+        let is_news = |last: &Mark| last.ends.written < ends.written && now - last.at >= self.step();
+        if waits && self.marks.back().is_none_or(is_news) {
+            self.marks.push_back(Mark { at: now, ends });
+        }
+    }
+
+    /// Between two marks.
+    fn step(&self) -> Duration {
+        self.rules.timeout / (2 * MARKS_PER_TIMEOUT)
+    }
+}
+
+/// The furthest ends, as many as a quorum may ask for, the furthest first.
+struct Furthest {
+    ends: [Offset; ACK_QUORUM_MAX as usize - 1],
+    /// Of all, also of those that had no place.
+    count: usize,
+}
+
+impl Furthest {
+    fn of(all: impl Iterator<Item = Offset>) -> Furthest {
+        let mut furthest = Furthest { ends: [Offset::ZERO; ACK_QUORUM_MAX as usize - 1], count: 0 };
+        for mut end in all {
+            for kept in &mut furthest.ends[..(furthest.count + 1).min(ACK_QUORUM_MAX as usize - 1)] {
+                if end > *kept {
+                    std::mem::swap(&mut end, kept);
+                }
+            }
+            furthest.count += 1;
+        }
+        furthest
+    }
+
+    fn at(&self, place: usize) -> Option<Offset> {
+        (place < self.count).then(|| self.ends.get(place).copied()).flatten()
+    }
+}

@@ -1,0 +1,333 @@
+//! Every decision of a quorum, on the pure machine: who counts, what is confirmed, what is refused, what is given up.
+#![expect(clippy::unwrap_used, reason = "also in the functions that tests share")]
+
+use std::time::{Duration, Instant};
+
+use metaq_config::AckRules;
+use metaq_link::quorum::{Act, Admission, Ends, Quorums};
+use metaq_types::{Epoch, Offset, PartitionId, SlaveId};
+use metaq_wire::{Greeting, Level, Role, Text};
+
+const TIMEOUT: Duration = Duration::from_millis(2000);
+const EPOCH: Epoch = Epoch(5);
+
+fn at(offset: u64) -> Offset {
+    Offset::new(offset).unwrap()
+}
+
+fn slave(id: i64) -> SlaveId {
+    SlaveId::new(id).unwrap()
+}
+
+fn log() -> PartitionId {
+    "orders-0".parse().unwrap()
+}
+
+fn greeting(epoch: Epoch) -> Greeting {
+    Greeting { epoch: epoch.0, node: Text::from("n"), level: Some(Level::Fsync), ..Greeting::new(Role::Slave) }
+}
+
+/// A master whose log reaches to `end`, and a clock.
+struct Scene {
+    quorums: Quorums,
+    now: Instant,
+    end: u64,
+}
+
+impl Scene {
+    fn new(quorum: u32, downgrade: bool) -> Scene {
+        let now = Instant::now();
+        let mut quorums = Quorums::new(EPOCH, now);
+        quorums.watch(&log(), AckRules { quorum, timeout: TIMEOUT, downgrade }, at(0));
+        Scene { quorums, now, end: 0 }
+    }
+
+    fn connect(&mut self, id: i64) {
+        self.quorums.on_connect(slave(id), "h:1", self.now);
+        assert_eq!(self.quorums.on_greeting(slave(id), &greeting(EPOCH)), []);
+    }
+
+    fn get(&mut self, id: i64, offset: u64) -> Option<Act> {
+        self.quorums.on_get(slave(id), &log(), at(offset), at(self.end), self.now)
+    }
+
+    fn admit(&mut self) -> Result<Admission, String> {
+        self.quorums.admit(&log(), self.end == 0, self.now).map_err(|shortage| shortage.to_string())
+    }
+
+    /// Lets time pass in ticks; what is to be done at the end of it.
+    fn pass(&mut self, time: Duration) -> Vec<Act> {
+        let until = self.now + time;
+        let (mut acts, end) = (Vec::new(), self.end);
+        while self.now < until {
+            self.now += self.quorums.tick_interval().unwrap();
+            let ends = |_: &PartitionId| Some(Ends { durable: at(end), written: at(end) });
+            acts.extend(self.quorums.tick(self.now, ends).into_iter().map(|(_, act)| act));
+        }
+        acts
+    }
+
+    fn members(&self) -> u32 {
+        self.quorums.standings()[0].members
+    }
+}
+
+const FULL: Result<Admission, String> = Ok(Admission::Full);
+
+#[test]
+fn the_furthest_but_so_many_decides() {
+    for (quorum, confirmed) in [(2, Some(90)), (3, Some(70)), (4, Some(50)), (5, None)] {
+        let mut scene = Scene::new(quorum, false);
+        for id in 0..3 {
+            scene.connect(id);
+            scene.get(id, 0);
+        }
+        scene.end = 100;
+        let mut last = None;
+        for (id, offset) in [(0, 70), (1, 50), (2, 90)] {
+            last = scene.get(id, offset).or(last);
+        }
+        assert_eq!(last, confirmed.map(|to| Act::Confirm(at(to))), "ackQuorum={quorum}");
+    }
+}
+
+/// F15 and row 23: without a slave a put is refused before anything is stored, and the text says who is missing.
+#[test]
+fn f15_without_members_a_put_is_refused_and_they_are_named() {
+    let mut scene = Scene::new(2, false);
+    scene.now += Duration::from_secs(7);
+    let text = scene.admit().unwrap_err();
+    assert!(text.contains("1 of the 2 members") && text.contains("no other slave has connected in the 7 s"), "{text}");
+    scene.connect(3);
+    assert_eq!(scene.admit(), FULL, "of an empty log everybody holds everything");
+    scene.end = 100;
+    assert_eq!(scene.get(3, 100), Some(Act::Confirm(at(100))));
+    scene.now += Duration::from_secs(1);
+    assert_eq!(scene.quorums.on_disconnect(slave(3), scene.now), []);
+    scene.now += Duration::from_millis(12_300);
+    let text = scene.admit().unwrap_err();
+    assert!(text.contains("slave 3 (h:1) is gone since 12.3 s"), "{text}");
+}
+
+/// Row 22: a slave that comes back counts again when it is level, and not before.
+#[test]
+fn a_slave_counts_once_it_is_level_since_it_connected() {
+    let mut scene = Scene::new(2, false);
+    scene.end = 1000;
+    scene.connect(0);
+    assert_eq!(scene.get(0, 0), None);
+    assert!(scene.admit().unwrap_err().contains("slave 0 (h:1) is behind since 0.0 s"));
+    assert_eq!(scene.get(0, 500), None, "on its way");
+    scene.end = 1200;
+    // It has reached what the master had at its last get: it keeps up, though more came meanwhile.
+    assert_eq!(scene.get(0, 1000), Some(Act::Confirm(at(1000))));
+    assert_eq!(scene.admit(), FULL);
+    // Once level it counts while it is a little behind.
+    scene.end = 5000;
+    assert_eq!(scene.get(0, 1200), Some(Act::Confirm(at(1200))));
+    assert_eq!((scene.admit(), scene.members()), (FULL, 2));
+    // A new connection shows everything again: the machine may have lost its page cache.
+    scene.connect(0);
+    assert!(scene.admit().is_err());
+    assert_eq!(scene.get(0, 1100), None);
+    assert_eq!(scene.get(0, 5000), Some(Act::Confirm(at(5000))));
+}
+
+#[test]
+fn what_is_confirmed_stays_confirmed() {
+    let mut scene = Scene::new(2, false);
+    scene.connect(0);
+    scene.connect(1);
+    scene.admit().unwrap();
+    scene.end = 100;
+    assert_eq!(scene.get(0, 80), Some(Act::Confirm(at(80))));
+    assert_eq!(scene.get(1, 50), None);
+    assert_eq!(scene.quorums.on_disconnect(slave(0), scene.now), []);
+    assert_eq!(scene.get(1, 60), None, "not set back to what is left");
+    assert_eq!(scene.get(1, 90), Some(Act::Confirm(at(90))));
+}
+
+#[test]
+fn another_reign_never_counts() {
+    let mut scene = Scene::new(2, false);
+    scene.quorums.on_connect(slave(0), "h:1", scene.now);
+    assert_eq!(scene.quorums.on_greeting(slave(0), &greeting(Epoch(4))), []);
+    assert!(scene.admit().unwrap_err().contains("lives in epoch 4 instead of 5"));
+    scene.end = 100;
+    assert_eq!(scene.get(0, 100), None);
+    assert!(scene.quorums.members().is_empty());
+    // It has settled its past and says so: what it has shown since it connected counts.
+    let acts = scene.quorums.on_greeting(slave(0), &greeting(EPOCH));
+    assert_eq!(acts, [(log(), Act::Confirm(at(100)))]);
+    assert_eq!(scene.quorums.members().len(), 1);
+    // A newer one is no better.
+    scene.end = 200;
+    scene.quorums.on_greeting(slave(0), &greeting(Epoch(6)));
+    assert_eq!(scene.get(0, 200), None);
+}
+
+#[test]
+fn a_reign_that_begins_asks_everybody_again() {
+    let mut scene = Scene::new(2, false);
+    scene.connect(0);
+    scene.admit().unwrap();
+    scene.quorums.begin(Epoch(6), scene.now);
+    assert!(scene.admit().is_err());
+    scene.quorums.on_greeting(slave(0), &greeting(Epoch(6)));
+    assert_eq!(scene.admit(), FULL);
+}
+
+/// Row 29: whoever holds bytes that are not ours confirms nothing, and is counted.
+#[test]
+fn an_acknowledgement_beyond_the_end_never_counts() {
+    let mut scene = Scene::new(2, false);
+    scene.connect(0);
+    scene.admit().unwrap();
+    scene.end = 100;
+    assert_eq!(scene.get(0, 101), None);
+    assert_eq!(scene.quorums.beyond_end(), 1);
+    assert!(scene.admit().is_err());
+    assert_eq!(scene.quorums.standings()[0].confirmed, Some(at(0)));
+}
+
+/// A stranger who never greeted.
+#[test]
+fn a_get_of_nobody_changes_nothing() {
+    let mut scene = Scene::new(2, false);
+    scene.end = 100;
+    assert_eq!(scene.get(9, 100), None);
+    assert_eq!(scene.members(), 1);
+}
+
+/// Rows 21 and 28: a member that hangs costs one time-out; every put is answered within it.
+#[test]
+fn a_member_that_hangs_costs_one_pause_and_then_does_not_count() {
+    let mut scene = Scene::new(3, false);
+    for id in 0..2 {
+        scene.connect(id);
+    }
+    scene.admit().unwrap();
+    scene.end = 100;
+    assert_eq!(scene.get(0, 100), None);
+    let acts = scene.pass(TIMEOUT);
+    assert_eq!(acts, [Act::GiveUp(at(100))], "within the time-out, and once");
+    let text = scene.admit().unwrap_err();
+    assert!(text.contains("slave 1 (h:1) is behind") && !text.contains("slave 0 ("), "{text}");
+    assert_eq!(scene.pass(TIMEOUT * 3), [], "nothing waits any more");
+    // It wakes up and catches up: what was given up is confirmed now.
+    assert_eq!(scene.get(1, 100), Some(Act::Confirm(at(100))));
+    assert_eq!(scene.admit(), FULL);
+}
+
+#[test]
+fn with_others_enough_a_member_that_hangs_costs_nothing() {
+    let mut scene = Scene::new(2, false);
+    for id in 0..2 {
+        scene.connect(id);
+    }
+    scene.admit().unwrap();
+    for end in [100, 200, 300] {
+        scene.end = end;
+        assert_eq!(scene.get(0, end), Some(Act::Confirm(at(end))));
+        assert_eq!(scene.pass(TIMEOUT * 2), []);
+        assert_eq!(scene.admit(), FULL);
+    }
+}
+
+/// No put waits longer than the time-out, none is given up long before it, whenever it came.
+#[test]
+fn every_put_is_given_up_in_its_time() {
+    let mut scene = Scene::new(2, false);
+    scene.connect(0);
+    scene.admit().unwrap();
+    let mut appended = Vec::new();
+    let mut given_up = Vec::new();
+    while given_up.len() < 100 {
+        if appended.len() < 100 {
+            scene.end += 10;
+            appended.push((scene.end, scene.now));
+        }
+        for act in scene.pass(Duration::from_millis(33)) {
+            let Act::GiveUp(to) = act else { panic!("{act:?}") };
+            while let Some((_, since)) = appended.get(given_up.len()).filter(|(end, _)| at(*end) <= to) {
+                given_up.push(scene.now - *since);
+            }
+        }
+    }
+    for waited in given_up {
+        // A tick that overlaps `pass` adds to what is seen here, not to what a put waits.
+        assert!(waited <= TIMEOUT + Duration::from_millis(83) && waited >= TIMEOUT * 8 / 10, "{waited:?}");
+    }
+}
+
+/// The master's own disk stalls: nobody else is to blame.
+#[test]
+fn a_slow_master_blames_no_slave() {
+    let mut scene = Scene::new(2, false);
+    scene.connect(0);
+    scene.admit().unwrap();
+    let mut acts = Vec::new();
+    for _ in 0..50 {
+        scene.now += Duration::from_millis(50);
+        let ends = |_: &PartitionId| Some(Ends { durable: at(0), written: at(100) });
+        acts.extend(scene.quorums.tick(scene.now, ends));
+    }
+    assert_eq!(acts, [(log(), Act::GiveUp(at(100)))]);
+    assert_eq!(scene.admit(), FULL);
+}
+
+#[test]
+fn a_downgrade_happens_only_where_it_is_allowed_and_ends_by_itself() {
+    let mut scene = Scene::new(2, true);
+    assert_eq!(scene.admit(), Ok(Admission::Downgraded(Some(Act::ConfirmEverything))));
+    assert_eq!(scene.admit(), Ok(Admission::Downgraded(None)));
+    scene.end = 100;
+    scene.connect(0);
+    assert_eq!(scene.get(0, 0), None, "it has to be level first");
+    assert_eq!(scene.get(0, 100), Some(Act::Hold));
+    scene.quorums.held(&log(), at(100));
+    assert_eq!(scene.admit(), FULL);
+    scene.end = 200;
+    assert_eq!(scene.get(0, 200), Some(Act::Confirm(at(200))));
+    // Gone, in the middle of a put: the put is acknowledged by those who are left.
+    scene.end = 300;
+    assert_eq!(scene.quorums.on_disconnect(slave(0), scene.now), [(log(), Act::ConfirmEverything)]);
+    // And when it hangs, after one time-out.
+    scene.connect(0);
+    scene.get(0, 300);
+    scene.quorums.held(&log(), at(300));
+    scene.end = 400;
+    assert_eq!(scene.pass(TIMEOUT), [Act::ConfirmEverything]);
+}
+
+#[test]
+fn rules_change_at_a_reload() {
+    let mut scene = Scene::new(3, false);
+    scene.connect(0);
+    scene.end = 100;
+    scene.get(0, 100);
+    assert!(scene.admit().is_err());
+    let rules = AckRules { quorum: 2, timeout: TIMEOUT, downgrade: false };
+    assert_eq!(scene.quorums.set_rules(&log(), rules), Some(vec![Act::Confirm(at(100))]));
+    assert_eq!(scene.admit(), FULL);
+    assert_eq!(scene.quorums.set_rules(&"other-0".parse().unwrap(), rules), None);
+    scene.quorums.unwatch(&log());
+    assert_eq!(scene.admit(), FULL, "what is not watched asks nobody");
+    assert_eq!(scene.quorums.tick_interval(), None);
+}
+
+#[test]
+fn only_those_who_counted_are_members() {
+    let mut scene = Scene::new(2, false);
+    scene.end = 100;
+    for id in 0..3 {
+        scene.connect(id);
+    }
+    scene.get(0, 100);
+    scene.get(1, 0);
+    let members: Vec<_> = scene.quorums.members().iter().map(|member| member.id).collect();
+    assert_eq!(members, [slave(0)]);
+    scene.quorums.on_disconnect(slave(0), scene.now);
+    assert_eq!(scene.quorums.members().len(), 1, "it may hold what nobody else does");
+    assert_eq!(scene.quorums.smallest(), Some(2));
+}
