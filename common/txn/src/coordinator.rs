@@ -175,6 +175,11 @@ impl Coordinator {
         self.inner.table.lock().lines(Instant::now())
     }
 
+    /// Length of the journal as it is kept.
+    pub fn journal_bytes(&self) -> u64 {
+        self.inner.journal.bytes()
+    }
+
     /// A replica must hold the journal up to here before it appends partition bytes served now: then no batch is
     /// anywhere without its decision.
     pub fn journal_bound(&self) -> Offset {

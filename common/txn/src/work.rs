@@ -90,7 +90,7 @@ impl Inner {
             }
             Err(error) => return Err(self.doubt(number, key, &error)),
         }
-        self.apply(number, key, Decision { batches, parts, by_operator }).await
+        self.apply(number, key, Decision { batches, parts, by_operator, again: false }).await
     }
 
     /// The batches as the journal holds them, and where each will be at the earliest. An error: this cannot be stored.
@@ -143,7 +143,7 @@ impl Inner {
     }
 
     async fn apply(&self, number: Number, key: &TransactionKey, decision: Decision) -> Result<String, Refused> {
-        let Decision { batches, parts, by_operator } = decision;
+        let Decision { batches, parts, by_operator, again } = decision;
         let mut waiting = Vec::with_capacity(batches.len());
         for batch in batches {
             let (ack, outcome) = ack();
@@ -165,7 +165,9 @@ impl Inner {
         }
         self.checkpoints.lock().note_applied(&applied);
         if !left.is_empty() {
-            tracing::error!(%key, trouble, "a committed transaction is not stored everywhere yet");
+            if !again {
+                tracing::error!(%key, trouble, "a committed transaction is not stored everywhere yet; trying on");
+            }
             self.table.lock().release(number, State::Decided { parts, left, by_operator });
             return Err(Refused::committing(key, trouble));
         }
@@ -193,7 +195,7 @@ impl Inner {
                     self.keep_missing(batch, &parts);
                 }
                 batches.retain(|batch| !batch.records.is_empty());
-                self.apply(number, key, Decision { batches, parts, by_operator }).await
+                self.apply(number, key, Decision { batches, parts, by_operator, again: true }).await
             }
             Err(reason) => {
                 self.table.lock().release(number, State::Decided { parts, left, by_operator });
@@ -309,6 +311,8 @@ struct Decision {
     batches: Vec<Batch>,
     parts: Vec<Part>,
     by_operator: bool,
+    /// Tried before: what keeps it from being stored is in the log already.
+    again: bool,
 }
 
 /// One message out of the journal, as it goes into its partition.

@@ -141,7 +141,7 @@ fn a_connection_that_ends_and_a_timeout_roll_back() -> Result<()> {
     drop(gone);
     check(&raw.ask(&format!("transaction {XID} s BEGIN 1 uq 7"))?, 200, "");
     put(&mut raw, XID, 0, b"late")?;
-    wait_until("both to be over", || Ok(raw.ask("stats transactions")?.text().eq("STATS\r\nEND\r\n").then_some(())))?;
+    wait_until("both to be over", || Ok((!raw.ask("stats transactions")?.text().contains("state ")).then_some(())))?;
     let xa = format!("XAException:code=-4,msg=XA transaction '{XID}' has not been started.");
     check(&command(&mut raw, XID, "PREPARE")?, 500, &xa);
     assert_eq!(held(&mut raw, "TX:gone:1", 2)?, [0; 2]);
@@ -330,4 +330,32 @@ fn whole(partitions: &[Vec<String>], key: &str) -> bool {
     let counts: Vec<usize> = partitions.iter().map(|held| held.iter().filter(|body| *body == key).count()).collect();
     assert!(counts == [0; 4] || counts == [1; 4], "{key}: {counts:?}");
     counts[0] == 1
+}
+
+/// What an operator does about a branch whose coordinator is gone.
+#[test]
+fn the_tool_lists_and_decides() -> Result<()> {
+    let site = site()?;
+    let master = site.start_master(&[])?;
+    let mut raw = Raw::connect(&master.address)?;
+    fill(&mut raw, XID, 2)?;
+    check(&command(&mut raw, XID, "PREPARE")?, 200, "0");
+    let tool = |words: &[&str]| -> Result<String> {
+        let output = std::process::Command::new(metaq_harness::process::binary_path("metaq")?)
+            .args(["--broker", &master.address, "txn"])
+            .args(words)
+            .output()?;
+        assert!(output.status.success(), "{words:?}: {}", String::from_utf8_lossy(&output.stderr));
+        Ok(String::from_utf8(output.stdout)?)
+    };
+    let listed = tool(&["list", "--format", "json"])?;
+    assert!(listed.contains(XID) && listed.contains("\"state\":\"prepared\""), "{listed}");
+    assert!(tool(&["commit", XID])?.starts_with("would commit"));
+    assert_eq!(recover(&mut raw)?, [XID]);
+    assert!(tool(&["commit", XID, "--yes"])?.starts_with("done"));
+    assert_eq!(held(&mut raw, XID, 2)?, [1; 2]);
+    assert!(tool(&["list"])?.contains("committed"));
+    tool(&["forget", XID, "--yes"])?;
+    assert!(tool(&["list"])?.starts_with("no transaction"));
+    Ok(())
 }
