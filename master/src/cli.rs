@@ -2,6 +2,8 @@
 
 use crate::reign::Consent;
 use clap::{Args, ValueEnum};
+use metaq_config::{BrokerConfig, ConfigErrors};
+use metaq_types::limits::ACK_QUORUM_MAX;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -37,6 +39,10 @@ pub struct CommonArgs {
     #[arg(long)]
     pub accept_gap: bool,
 
+    /// Members that must hold a message before it is acknowledged, this one included; stands in for ackQuorum in [system]
+    #[arg(long, value_name = "N", env = "METAQ_ACK_QUORUM", value_parser = clap::value_parser!(u32).range(1..=i64::from(ACK_QUORUM_MAX)))]
+    pub ack_quorum: Option<u32>,
+
     /// How log lines are written to standard error
     #[arg(long, value_enum, env = "METAQ_LOG_FORMAT", default_value_t = LogFormat::Text)]
     pub log_format: LogFormat,
@@ -45,6 +51,15 @@ pub struct CommonArgs {
 impl CommonArgs {
     pub fn consent(&self) -> Consent {
         Consent { loss: self.accept_loss, gap: self.accept_gap }
+    }
+
+    /// The configuration as the command line changes it.
+    pub fn load_config(&self) -> Result<BrokerConfig, ConfigErrors> {
+        let config = BrokerConfig::load(&self.config)?;
+        Ok(match self.ack_quorum {
+            Some(quorum) => config.with_ack_quorum(quorum),
+            None => config,
+        })
     }
 }
 

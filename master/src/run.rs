@@ -22,7 +22,7 @@ pub fn run(args: &CommonArgs) -> ExitCode {
         return report_config(BrokerConfig::load(&args.config));
     }
     start_logging(args.log_format);
-    let config = match BrokerConfig::load(&args.config) {
+    let config = match args.load_config() {
         Ok(config) => config,
         failed => return report_config(failed),
     };
@@ -78,10 +78,12 @@ async fn serve(config: BrokerConfig, local: bool, consent: Consent) -> Result<()
         };
         reign::begin(&store, fence.epoch, &config.system.data_path, promoted).await?;
         begin_transactions(&live, &store, &node).await?;
+        node.begin_quorum().await;
         Registry::reign(&config.zookeeper, wanted, fence)
     } else {
         reign::begin(&store, reign::next_epoch(&store), &config.system.data_path, promoted).await?;
         begin_transactions(&live, &store, &node).await?;
+        node.begin_quorum().await;
         node.gate().open(None);
         Registry::start(&config.zookeeper, wanted)
     };

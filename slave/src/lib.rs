@@ -20,7 +20,7 @@ use tracing::error;
 /// A slave, or a promotion, from its command line to its exit code.
 pub fn run(args: &Args) -> ExitCode {
     let Some(slave_id) = args.slave_id else { return metaq_master::run(&args.common) };
-    let config = BrokerConfig::load(&args.common.config);
+    let config = args.common.load_config();
     let slave = slave_config(args, slave_id);
     if args.common.check_config {
         return check_config(config, slave);
