@@ -35,10 +35,10 @@ pub struct Repair {
 }
 
 /// A segment file as found.
-struct Found {
-    base: u64,
+pub(crate) struct Found {
+    pub(crate) base: u64,
     name_digits: u8,
-    bytes: u64,
+    pub(crate) bytes: u64,
     modified_nanos: i128,
 }
 
@@ -94,6 +94,10 @@ pub(crate) fn load(
 }
 
 impl Found {
+    pub(crate) fn path(&self, directory: &Path) -> PathBuf {
+        self.segment(Vec::new(), Vec::new()).path(directory)
+    }
+
     fn segment(&self, boundaries: Vec<u32>, damage: Vec<std::ops::Range<u32>>) -> Segment {
         Segment::found(offset(self.base), self.name_digits, boundaries, damage)
     }
@@ -108,7 +112,7 @@ pub(crate) fn modified_nanos(metadata: &Metadata) -> i128 {
 }
 
 /// The `.meta` files of a directory; every other name is none of ours.
-fn list(directory: &Path) -> Result<Vec<Found>, String> {
+pub(crate) fn list(directory: &Path) -> Result<Vec<Found>, String> {
     let cannot = |what: &Path, error: io::Error| format!("cannot read {}: {error}", what.display());
     let mut found = Vec::new();
     for entry in fs::read_dir(directory).map_err(|error| cannot(directory, error))? {
@@ -164,7 +168,7 @@ fn recover(
     directory: &Path,
     last: &Found,
 ) -> Result<(Scan, Option<Repair>), String> {
-    let path = last.segment(Vec::new(), Vec::new()).path(directory);
+    let path = last.path(directory);
     let cannot = |what: &str, error: io::Error| format!("cannot {what} {}: {error}", path.display());
     let file = disk.open(&path).map_err(|error| cannot("open", error))?;
     // What a broker that was killed had written may never have been synced, and what a failed sync left in memory may

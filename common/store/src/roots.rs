@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// Directory of what is ours inside a data path. The original passes over names without a `-`.
-const OURS: &str = ".metaq";
+pub(crate) const OURS: &str = ".metaq";
 
 /// A data path locked for this process.
 pub(crate) struct Root {
