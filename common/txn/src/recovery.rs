@@ -81,10 +81,11 @@ impl Recovery<'_> {
             } else if past.prepared {
                 let transaction = self.table.restore(number, &key, State::Prepared, now);
                 add_messages(transaction, &past.messages);
-            } else {
+            } else if past.applied.is_empty() {
                 self.enter(number, &past.key, &What::Rollback { by_operator: false })?;
                 self.recovered.rolled_back += 1;
             }
+            // Else it was committed, and all but the end of its entries was cut off the journal.
         }
         Ok(())
     }

@@ -111,9 +111,7 @@ pub(super) async fn run(follow: Follow) {
         None => Log::Absent { from: Offset::ZERO },
         Some(log) => Log::Present { first: log.positions().kept, end: log.positions().written },
     });
-    if let Some(log) = &log {
-        pull.set_gaps(log.gaps());
-    }
+    follow.set_gaps(&mut pull, log.as_deref());
     if follow.compares {
         pull.set_unflushed();
     }
@@ -184,6 +182,12 @@ impl Follow {
         self.options.store.get(&self.partition.topic, number)
     }
 
+    /// Gaps are worth telling, but for the journal's: its master cuts only what nobody needs any more.
+    fn set_gaps(&self, pull: &mut Pull, log: Option<&Partition>) {
+        let log = log.filter(|_| !self.partition.is_journal());
+        pull.set_gaps(log.map(Partition::gaps).unwrap_or_default());
+    }
+
     /// Waits until this slave's transaction journal is durable up to `bound`: without the decision no batch may be here,
     /// or a promotion could neither finish it nor know that it is one. `false` when told to stop.
     async fn journal_reached(&self, bound: Offset) -> bool {
@@ -226,6 +230,7 @@ impl Follow {
             Step::StepOver { to } => self.step_over(to).await.map(|stepped| {
                 *log = Some(stepped);
                 pull.on_stepped_over(to);
+                self.set_gaps(pull, log.as_deref());
             }),
             Step::Append { at, segment, bytes } => match self.segment(at, segment).await {
                 None => return Some(self.options.delay_max),
