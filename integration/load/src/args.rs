@@ -3,6 +3,7 @@
 use crate::get::{GetPlan, Records};
 use crate::latency::{LatencyPlan, Reading};
 use crate::put::{PutPlan, Until};
+use crate::txn::TxnPlan;
 use anyhow::{Context, Result};
 use clap::{Parser, Subcommand};
 use std::net::{SocketAddr, ToSocketAddrs};
@@ -29,6 +30,8 @@ pub(crate) enum Command {
     Get(GetArgs),
     /// Puts at a fixed rate and measures until a waiting reader has each message.
     Latency(LatencyArgs),
+    /// Local transactions as fast as the answers come.
+    Txn(TxnArgs),
     /// This machine's own limits, by bare programs.
     Machine(MachineArgs),
     /// All of it on a fresh broker of ours, beside the original, as one table.
@@ -91,6 +94,46 @@ impl PutArgs {
             threads: self.threads,
             checksum: self.checksum,
             until: Until::Time { warmup: self.warmup.0, measured: self.seconds.0 },
+        })
+    }
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct TxnArgs {
+    /// HOST:PORT of the broker.
+    #[arg(long, default_value = "127.0.0.1:8123")]
+    broker: String,
+    #[arg(long, default_value = "test")]
+    topic: String,
+    /// The messages of a transaction go round the partitions 0 to N-1.
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
+    partitions: u32,
+    #[arg(long, default_value_t = 16)]
+    connections: u32,
+    /// Messages a transaction.
+    #[arg(long, default_value_t = 4)]
+    messages: u32,
+    /// Body of a message.
+    #[arg(long, default_value_t = 1024)]
+    bytes: usize,
+    #[arg(long, default_value = "5")]
+    seconds: Seconds,
+    /// Seconds that are driven and not measured.
+    #[arg(long, default_value = "1")]
+    warmup: Seconds,
+}
+
+impl TxnArgs {
+    pub(crate) fn plan(&self) -> Result<TxnPlan> {
+        Ok(TxnPlan {
+            broker: address(&self.broker)?,
+            topic: self.topic.clone(),
+            partitions: self.partitions,
+            connections: self.connections,
+            messages: self.messages,
+            body_bytes: self.bytes,
+            warmup: self.warmup.0,
+            measured: self.seconds.0,
         })
     }
 }

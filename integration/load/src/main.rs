@@ -15,6 +15,7 @@ mod put;
 mod rate;
 mod reader;
 mod suite;
+mod txn;
 mod window;
 
 use anyhow::Result;
@@ -54,6 +55,10 @@ fn run(args: &Args) -> Result<ExitCode> {
             show(json, &outcome, print_latency)?;
             outcome.errors
         }
+        Command::Txn(txn) => {
+            show(json, &txn::run(&txn.plan()?)?, print_txn)?;
+            0
+        }
         Command::Machine(machine) => {
             show(json, &machine::run(&machine.dir, machine.seconds.0)?, machine::Limits::print)?;
             0
@@ -76,6 +81,11 @@ fn print_put(outcome: &put::PutOutcome) {
     println!("{:.0} msg/s  {:.1} MB/s", outcome.messages_per_second, outcome.megabytes_per_second);
     println!("  put to answer: {}", outcome.latency);
     outcome.errors_by_text.print();
+}
+
+fn print_txn(outcome: &txn::TxnOutcome) {
+    println!("{:.0} commits/s of {} messages", outcome.commits_per_second, outcome.messages_a_transaction);
+    println!("  commit to answer: {}", outcome.commit);
 }
 
 fn print_get(outcome: &get::GetOutcome) {
