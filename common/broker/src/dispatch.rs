@@ -7,6 +7,7 @@ use crate::outbound::{Outbound, malformed};
 use crate::secure::PeerNode;
 use bytes::{Bytes, BytesMut};
 use metaq_txn::SessionId;
+use metaq_store::{Ack, Partition};
 use metaq_types::{Opaque, SlaveId, Status};
 use metaq_wire::{Decoded, Request, Text};
 use std::net::SocketAddr;
@@ -41,6 +42,8 @@ pub(crate) struct Conversation {
     pub(crate) peer: Peer,
     /// Set by a replica's greeting; from then on its gets are those of a replica.
     pub(crate) replica: Option<SlaveId>,
+    /// Set by the greeting of a node that is to become the master of a slave's reign: it reads all this slave holds.
+    pub(crate) is_heir: bool,
     /// The greeting was said here, not on another stream.
     greeted: bool,
     /// What local transactions are bound to.
@@ -49,6 +52,8 @@ pub(crate) struct Conversation {
     refused: Option<Refused>,
     /// Messages taken in on this connection.
     pub(crate) puts: u64,
+    /// Messages were queued here that nobody has written yet.
+    unwritten: Vec<Arc<Partition>>,
 }
 
 struct Refused {
@@ -77,7 +82,7 @@ impl Conversation {
         ));
         let replica = peer.node.as_ref().and_then(|node| node.replica());
         let session = node.transactions.next_session();
-        Conversation { node, outbound, peer, replica, greeted: false, session, refused: None, puts: 0 }
+        Conversation { node, outbound, peer, replica, is_heir: false, greeted: false, session, refused: None, puts: 0, unwritten: Vec::new() }
     }
 
     pub(crate) fn outbound(&self) -> &Arc<Outbound> {
@@ -137,6 +142,25 @@ impl Conversation {
         Next::Again
     }
 
+    /// Queues a message; where its topic leaves the write to us it is owed until [`Conversation::write`].
+    pub(crate) fn append(&mut self, partition: Arc<Partition>, flag: i32, checksum: i32, body: Bytes, ack: Ack) {
+        let owed = partition.append_queued(flag, checksum, body, ack);
+        if owed && !self.unwritten.iter().any(|other| Arc::ptr_eq(other, &partition)) {
+            self.unwritten.push(partition);
+        }
+    }
+
+    pub(crate) fn owes_writes(&self) -> bool {
+        !self.unwritten.is_empty()
+    }
+
+    /// Writes what was queued, together with what others have queued on the same partitions.
+    pub(crate) fn write(&mut self) {
+        for partition in self.unwritten.drain(..) {
+            partition.write_queued();
+        }
+    }
+
     /// The peer is this replica from now on.
     pub(crate) fn become_replica(&mut self, slave: SlaveId) {
         (self.replica, self.greeted) = (Some(slave), true);
@@ -145,8 +169,14 @@ impl Conversation {
         }
     }
 
+    /// Whether other connections may have something to write as well.
+    pub(crate) fn has_company(&self) -> bool {
+        self.node.admission.connections() > 1
+    }
+
     /// The connection is over: nothing is owed any more, and a replica counts as gone.
     pub(crate) fn end(&mut self) {
+        self.write();
         self.outbound.shut();
         self.node.transactions.session_ended(self.session);
         if let Some(slave) = self.replica.take().filter(|_| self.greeted) {

@@ -97,6 +97,13 @@ impl<T: Transport> Session<T> {
     async fn run(&mut self) -> io::Result<()> {
         loop {
             self.execute();
+            if self.conversation.owes_writes() {
+                // The other connections that are ready now come first: one write then takes the messages of all of them.
+                if self.conversation.has_company() {
+                    tokio::task::yield_now().await;
+                }
+                self.conversation.write();
+            }
             self.conversation.outbound().take(&mut self.sending);
             if poll_fn(|cx| Poll::Ready(self.send(cx))).await? {
                 return Ok(());

@@ -152,10 +152,20 @@ impl Partition {
     /// safe as the flush rule promises: before this returns unless other threads append too (threshold above 0), or
     /// from the committer's thread after a sync (threshold 0). Never waits for a sync.
     pub fn append(self: &Arc<Self>, flag: i32, checksum: i32, body: Bytes, ack: Ack) {
-        if body.len() > MESSAGE_BYTES_MAX as usize {
-            return refuse(ack, Refusal::TooLarge { bytes: body.len(), limit_bytes: MESSAGE_BYTES_MAX });
+        if self.append_queued(flag, checksum, body, ack) {
+            self.write_queued();
         }
-        self.enqueue(Append::Record(NewRecord { flag, checksum, body, ack, synced: false }));
+    }
+
+    /// The same, but with a threshold above 0 the bytes stay queued, and `true` says that the caller owes a
+    /// [`Partition::write_queued`]: many messages, of many connections, then go out in one write.
+    #[must_use]
+    pub fn append_queued(self: &Arc<Self>, flag: i32, checksum: i32, body: Bytes, ack: Ack) -> bool {
+        if body.len() > MESSAGE_BYTES_MAX as usize {
+            refuse(ack, Refusal::TooLarge { bytes: body.len(), limit_bytes: MESSAGE_BYTES_MAX });
+            return false;
+        }
+        self.queue_up(Append::Record(NewRecord { flag, checksum, body, ack, synced: false }))
     }
 
     /// Appends an entry to a log of our own. `synced`: answered after a sync, although others of this log are not.
@@ -189,24 +199,32 @@ impl Partition {
     }
 
     fn enqueue(self: &Arc<Self>, append: Append) {
+        if self.queue_up(append) {
+            self.write_queued();
+        }
+    }
+
+    /// Queues an append, and leaves it to the committer where that writes; `true` where it does not.
+    fn queue_up(self: &Arc<Self>, append: Append) -> bool {
         let bytes = append.body_bytes();
         let queued_bytes = self.shared.queued_bytes.fetch_add(bytes, Ordering::Relaxed);
         if queued_bytes + bytes > APPEND_QUEUE_BYTES_MAX {
             self.shared.queued_bytes.fetch_sub(bytes, Ordering::Relaxed);
             let limit_bytes = APPEND_QUEUE_BYTES_MAX;
-            return refuse(append.into_ack(), Refusal::Overloaded { queued_bytes, limit_bytes });
+            refuse(append.into_ack(), Refusal::Overloaded { queued_bytes, limit_bytes });
+            return false;
         }
         if let Err(append) = self.queue.push(append) {
             self.shared.queued_bytes.fetch_sub(bytes, Ordering::Relaxed);
-            return refuse(append.into_ack(), Refusal::Closing);
+            refuse(append.into_ack(), Refusal::Closing);
+            return false;
         }
-        match self.rules.level() {
-            FlushLevel::Os => self.write_queued(),
-            FlushLevel::Durable => {
-                self.committer().arrived();
-                self.want(Wants::Commit);
-            }
+        if self.rules.level() == FlushLevel::Os {
+            return true;
         }
+        self.committer().arrived();
+        self.want(Wants::Commit);
+        false
     }
 
     pub fn positions(&self) -> Positions {

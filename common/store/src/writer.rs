@@ -62,7 +62,7 @@ impl Writer {
 
 impl Partition {
     /// Writes what is queued, unless somebody else is at it: then they see our append before they are done.
-    pub(crate) fn write_queued(self: &Arc<Self>) {
+    pub fn write_queued(self: &Arc<Self>) {
         while !self.queue.is_empty() {
             let Some(mut writer) = self.writer.try_lock() else { return };
             self.drain(&mut writer, Hand::Appender);

@@ -21,7 +21,7 @@ struct Refused {
 
 /// Stores one message. Its answer comes from the store: inside this call where the topic does not ask for a sync, else
 /// from the committer's next round.
-pub(crate) fn put(conversation: &Conversation, put: Put) {
+pub(crate) fn put(conversation: &mut Conversation, put: Put) {
     let node = &conversation.node;
     node.counters.put();
     let state = node.topics.get_or_admit(&put.topic);
@@ -37,7 +37,7 @@ pub(crate) fn put(conversation: &Conversation, put: Put) {
             let outbound = conversation.outbound();
             let ticket = outbound.owe(put.opaque, put.topic, partition.id().number, put.body.len());
             let ack = Ack::new(Arc::clone(outbound) as Arc<dyn AckSink>, ticket);
-            partition.append(put.flag, checksum, put.body, ack);
+            conversation.append(partition, put.flag, checksum, put.body, ack);
         }
         Err(refused) => {
             if refused.status != Status::Forbidden {
