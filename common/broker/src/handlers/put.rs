@@ -19,8 +19,8 @@ struct Refused {
     detail: String,
 }
 
-/// Stores one message. Its answer comes from the store: inside this call where the topic does not ask for a sync, else
-/// from the committer's next round.
+/// Stores one message. Its answer comes from the store: where the topic does not ask for a sync when the session writes
+/// what it has executed, else from the committer's next round.
 pub(crate) fn put(conversation: &mut Conversation, put: Put) {
     let node = &conversation.node;
     node.counters.put();
