@@ -9,6 +9,7 @@ use metaq_client::{Client, GetAnswer};
 use metaq_store::{Partition, Reader, SliceAt};
 use metaq_types::{Offset, PartitionId};
 use metaq_wire::Records;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// Bytes before the end of what both have that are compared.
@@ -57,7 +58,7 @@ pub(super) async fn is_prefix(
 pub(super) async fn common_end(
     options: &LinkOptions,
     client: &Client,
-    log: &Partition,
+    log: &Arc<Partition>,
     listed: &Listed,
 ) -> Result<Offset, String> {
     let master = Master { client, group: &options.group, partition: log.id() };
@@ -68,7 +69,24 @@ pub(super) async fn common_end(
     while segment > first && !same(&master, log, segment.get(), head_bytes(segment, listed.end)).await? {
         segment = segment_of(log, segment);
     }
-    let mut at = segment.max(first);
+    same_until(options, client, log, segment.max(first)).await
+}
+
+/// How far both logs are the same from `from` on, in whole records: where reigns can no longer tell, the bytes do.
+pub(super) async fn same_until(
+    options: &LinkOptions,
+    client: &Client,
+    log: &Arc<Partition>,
+    from: Offset,
+) -> Result<Offset, String> {
+    let master = Master { client, group: &options.group, partition: log.id() };
+    let own_end = log.positions().written;
+    // Only what is synced can be read here.
+    if let Some(last) = own_end.get().checked_sub(1).and_then(Offset::new) {
+        let synced = tokio::time::timeout(ANSWER_TIMEOUT, log.readable_beyond(last, Reader::Replica)).await;
+        synced.map_err(|_| format!("{} is not synced in time", log.id()))?;
+    }
+    let mut at = from;
     while at < own_end {
         let Some(own) = read_own(log, at.get(), QUESTION_BYTES) else { break };
         let theirs = master.read(at.get(), own.len() as u32).await?;

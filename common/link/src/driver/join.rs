@@ -6,7 +6,7 @@
 //! a master that has less than it gave away is a case for a person.
 
 use super::LinkOptions;
-use super::compare::{common_end, is_prefix};
+use super::compare::{common_end, is_prefix, same_until};
 use crate::lineage::{Ends, Past, Verdict, judge};
 use crate::listing::Listed;
 use crate::pull::Stop;
@@ -41,12 +41,8 @@ pub(super) async fn join(
         Past::Shared(verdicts) => {
             let mut held = Held::new();
             for (id, verdict) in verdicts {
-                match verdict {
-                    Verdict::Cut { to } => cut(options, id, to).await?,
-                    Verdict::Hold { common } => {
-                        let own_end = logs.iter().find(|log| log.partition == id).map_or(common, |log| log.own);
-                        held.insert(id, Stop::Diverged { own_end, master_end: common });
-                    }
+                if let Some(stop) = settle(options, client, &id, verdict).await? {
+                    held.insert(id, stop);
                 }
             }
             held
@@ -57,6 +53,29 @@ pub(super) async fn join(
         adopt(options, theirs).await?;
     }
     Ok(held)
+}
+
+/// Cuts a log that is not its master's, or says why it is not followed. What both hold from the verdict's end on stays:
+/// while another partition was in doubt this one may have been followed into a reign that is not remembered here.
+async fn settle(
+    options: &LinkOptions,
+    client: &Client,
+    id: &PartitionId,
+    verdict: Verdict,
+) -> Result<Option<Stop>, String> {
+    let Some(log) = options.store.logs().into_iter().find(|log| log.id() == id) else { return Ok(None) };
+    let own_end = log.positions().written;
+    let (Verdict::Cut { to: common } | Verdict::Hold { common }) = verdict;
+    let from = common.max(log.positions().kept);
+    let alike = same_until(options, client, &log, from).await?;
+    if alike >= own_end {
+        return Ok(None);
+    }
+    let common = if alike > from { alike } else { common };
+    match verdict {
+        Verdict::Cut { .. } => cut(options, id.clone(), common).await.map(|()| None),
+        Verdict::Hold { .. } => Ok(Some(Stop::Diverged { own_end, master_end: common })),
+    }
 }
 
 fn ends(log: &Partition, listed: &[Listed]) -> Ends {
