@@ -42,6 +42,18 @@ pub(crate) enum Source {
 }
 
 impl Place {
+    /// The configuration of the node on this machine.
+    pub(crate) fn broker_config(&self) -> anyhow::Result<BrokerConfig> {
+        if !self.config.exists() {
+            bail!("there is no {}: name the node's configuration with --config FILE", self.config.display());
+        }
+        Ok(BrokerConfig::load(&self.config)?)
+    }
+
+    pub(crate) fn named_broker(&self) -> Option<&str> {
+        self.broker.as_deref()
+    }
+
     pub(crate) fn source(&self) -> anyhow::Result<Source> {
         if let Some(broker) = &self.broker {
             return Ok(Source::Broker(broker.clone()));

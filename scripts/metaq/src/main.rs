@@ -7,6 +7,7 @@ mod cert;
 mod cluster;
 mod consume;
 mod position;
+mod promote;
 mod put;
 mod replicas;
 mod show;
@@ -28,7 +29,8 @@ const EXIT_USAGE: u8 = 64;
     version,
     subcommand_required = true,
     arg_required_else_help = true,
-    after_help = "Exit codes: 0 done; 1 failed, the last line says why and what to do; 64 the command line is wrong."
+    after_help = "Exit codes: 0 done; 1 failed, the last line says why and what to do; 64 the command line is wrong; \
+                  'promote' has more of its own."
 )]
 struct Args {
     #[command(flatten)]
@@ -54,6 +56,8 @@ enum Command {
     /// Replication
     #[command(subcommand)]
     Replica(ReplicaCommand),
+    /// What the promotion of the slave of --config would find, wait for and lose
+    Promote(promote::PromoteArgs),
     /// Transactions that are not over
     #[command(subcommand)]
     Txn(txn::TxnCommand),
@@ -96,7 +100,7 @@ fn main() -> ExitCode {
     // A reader of standard input that still waits must not hold the process.
     runtime.shutdown_background();
     match outcome {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(code) => code,
         Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("metaq: {error:#}");
@@ -105,9 +109,11 @@ fn main() -> ExitCode {
     }
 }
 
-async fn run(args: Args) -> anyhow::Result<()> {
-    if let Command::Cert(command) = &args.command {
-        return cert::run(command, args.format);
+async fn run(args: Args) -> anyhow::Result<ExitCode> {
+    match &args.command {
+        Command::Cert(command) => return cert::run(command, args.format).map(|()| ExitCode::SUCCESS),
+        Command::Promote(promote) => return promote::run(&args.place, promote, args.format).await,
+        _ => {}
     }
     let source = args.place.source()?;
     match args.command {
@@ -116,8 +122,9 @@ async fn run(args: Args) -> anyhow::Result<()> {
         Command::Topic(TopicCommand::List) => topics::list(&source, args.format).await,
         Command::Replica(ReplicaCommand::Status) => replicas::status(&source, args.format).await,
         Command::Txn(command) => txn::run(&source, command, args.format).await,
-        Command::Cert(_) => unreachable!("handled above"),
-    }
+        Command::Cert(_) | Command::Promote(_) => unreachable!("handled above"),
+    }?;
+    Ok(ExitCode::SUCCESS)
 }
 
 /// `metaq consume … | head` ends well.

@@ -1,0 +1,167 @@
+//! Before a promotion: what `metaq promote --dry-run` says is what the promotion finds (F05), and who comes first in
+//! `metaq replica status`.
+
+use anyhow::{Context, Result};
+use metaq_harness::original::register;
+use metaq_harness::pair::wait_level;
+use metaq_harness::process::{Broker, Site, binary_path, wait_until};
+use metaq_harness::raw::{Raw, Stored};
+use metaq_harness::zookeeper::ZooKeeper;
+use serde_json::Value;
+use std::fs;
+use std::process::Command;
+
+fn site(zookeeper: Option<&ZooKeeper>) -> Result<Site> {
+    let mut site = Site::new()?;
+    site.set("maxSegmentSize", "16*1024").topic("test", &[("numPartitions", "2")]);
+    if let Some(zookeeper) = zookeeper {
+        register(&mut site, zookeeper);
+    }
+    Ok(site)
+}
+
+fn put_many(broker: &Broker, count: usize) -> Result<Vec<Stored>> {
+    let mut raw = Raw::connect(&broker.address)?;
+    (0..count).map(|i| raw.put("test", (i % 2) as i32, &[b'm'; 80])?.stored()).collect()
+}
+
+/// The tool's exit code and its JSON.
+fn metaq(site: &Site, words: &[&str]) -> Result<(i32, Value)> {
+    let config = site.ini_path();
+    let output = Command::new(binary_path("metaq")?)
+        .arg("--config")
+        .arg(config)
+        .args(["--format", "json"])
+        .args(words)
+        .output()?;
+    let text = String::from_utf8(output.stdout)?;
+    let value = serde_json::from_str(&text)
+        .with_context(|| format!("not JSON: {text:?}; standard error: {}", String::from_utf8_lossy(&output.stderr)))?;
+    Ok((output.status.code().context("ended by a signal")?, value))
+}
+
+fn dry_run(site: &Site) -> Result<(i32, Value)> {
+    metaq(site, &["promote", "--dry-run"])
+}
+
+/// As [`dry_run`], beside a slave without a registry to be found in.
+fn dry_run_at(site: &Site, slave: &Broker) -> Result<(i32, Value)> {
+    metaq(site, &["--broker", &slave.address, "promote", "--dry-run"])
+}
+
+/// The partitions with anything at risk: name, own end, master's end, bytes.
+fn at_risk(report: &Value) -> Vec<(String, u64, u64, u64)> {
+    let number = |line: &Value, key: &str| line[key].as_u64().expect("a number");
+    let lines = report["partitions"].as_array().expect("a list");
+    let risky = lines.iter().filter(|line| number(line, "bytes_at_risk") > 0);
+    let row = |line: &Value| {
+        let name = line["partition"].as_str().expect("a name").to_owned();
+        (name, number(line, "own_end"), number(line, "master_end"), number(line, "bytes_at_risk"))
+    };
+    risky.map(row).collect()
+}
+
+/// F05: the master is killed while its slave is behind. The numbers of the dry run are those of the promotion, and those
+/// that the old master's files then show.
+#[test]
+fn f05_the_dry_run_says_what_the_promotion_finds() -> Result<()> {
+    let (a, b) = (site(None)?, site(None)?);
+    let master = a.start_master(&[])?;
+    let mut raw = Raw::connect(&master.address)?;
+    for i in 0..800 {
+        raw.put("test", i % 2, &[b'm'; MESSAGE_BYTES])?.stored()?;
+    }
+    let slave = start_slow_slave(&b, &master)?;
+    let mut replica = Raw::connect(&slave.address)?;
+    wait_until("the slave to be on its way", || {
+        let ends: Vec<u64> = (0..2).map(|partition| replica.end("test", partition).unwrap_or(0)).collect();
+        Ok(ends.iter().any(|end| *end > 0).then_some(()))
+    })?;
+    let (code, report) = dry_run_at(&b, &slave)?;
+    assert_eq!(code, 20, "the master answers: {report}");
+    assert!(report["reasons"][0].as_str().is_some_and(|reason| reason.contains(&master.address)), "{report}");
+
+    let master_ends = [raw.end("test", 0)?, raw.end("test", 1)?];
+    master.kill()?;
+    wait_until("the slave to miss its master", || {
+        Ok(replica.ask("stats replication")?.text().contains("link lost").then_some(()))
+    })?;
+    let (code, before) = dry_run_at(&b, &slave)?;
+    assert_eq!((code, before["verdict"].as_str()), (10, Some("possible-loss")), "{before}");
+    assert!(slave.stop()?.success());
+    let (code, stopped) = dry_run(&b)?;
+    assert_eq!(code, 10);
+    let risks = at_risk(&stopped);
+    assert_eq!(risks, at_risk(&before), "the same beside the running slave and from its files");
+    assert!(!risks.is_empty());
+    let lost_bytes: u64 = risks.iter().map(|(.., bytes)| bytes).sum();
+    let lost = &stopped["messages_at_risk"];
+    assert_eq!(lost["about"], lost_bytes / (20 + MESSAGE_BYTES as u64), "all are of one size: {lost}");
+    assert!(lost["at_least"].as_u64() <= lost["about"].as_u64() && lost["about"].as_u64() <= lost["at_most"].as_u64());
+
+    let promoted = b.start_slave(&[])?;
+    let log = promoted.log_text();
+    let mut raw = Raw::connect(&promoted.address)?;
+    for (partition, own_end, master_end, bytes) in &risks {
+        let number: usize = partition.rsplit_once('-').context("TOPIC-N")?.1.parse()?;
+        assert_eq!(*master_end, master_ends[number], "the old master was idle: it ends where it was known to");
+        assert_eq!(raw.end("test", number as i32)?, *own_end);
+        assert!(log.contains(&format!("{partition} ends at {own_end}, the master at {master_end} (")), "{log}");
+        assert!(log.contains(&format!("{bytes} bytes at risk")), "{log}");
+    }
+    assert!(log.contains(&format!("{lost_bytes} bytes known to be on the master are not here")), "{log}");
+    Ok(())
+}
+
+const MESSAGE_BYTES: usize = 10_000;
+
+/// Copies so little in a second that it is caught on its way.
+fn start_slow_slave(site: &Site, master: &Broker) -> Result<Broker> {
+    fs::create_dir_all(site.path().join("conf"))?;
+    fs::write(site.path().join("conf/async_slave.properties"), "slaveCatchUpBytesPerSecond=200000\n")?;
+    site.start_slave(&["--slave-id", "0", "--master", &master.address])
+}
+
+/// Beside a running slave that is level and whose master is gone nothing is known to be missing; the slave's own stop
+/// makes that less sure, and a master that answers is not to be replaced.
+#[test]
+fn a_level_slave_is_safe_while_it_listens() -> Result<()> {
+    let zookeeper = ZooKeeper::start()?;
+    let (a, b) = (site(Some(&zookeeper))?, site(Some(&zookeeper))?);
+    let mut master = a.start_master(&[])?;
+    master.wait_for_line("accepting messages")?;
+    let mut slave = b.start_slave(&["--slave-id", "0"])?;
+    slave.wait_for_line("following the master")?;
+    put_many(&master, 50)?;
+    wait_level(&master, &slave, "test", 2)?;
+    let (code, report) = wait_until("the slave to be registered", || {
+        let (code, report) = dry_run(&b)?;
+        Ok((!report["slave_address"].is_null()).then_some((code, report)))
+    })?;
+    assert_eq!((code, report["verdict"].as_str()), (20, Some("refused")), "{report}");
+    assert!(master.stop()?.success());
+    let report = wait_until("the slave to notice", || {
+        let (code, report) = dry_run(&b)?;
+        Ok((code == 0).then_some(report))
+    })?;
+    assert_eq!(report["bytes_at_risk"], 0, "{report}");
+    assert_eq!(report["next_epoch"], 2, "{report}");
+    assert!(report["fence"]["is_known"].as_bool().expect("a fence"), "{report}");
+    assert!(slave.stop()?.success());
+    let (code, report) = dry_run(&b)?;
+    assert_eq!((code, report["verdict"].as_str()), (10, Some("possible-loss")), "{report}");
+
+    // Promoted: the old master's data does not know the new reign.
+    let mut promoted = b.start_slave(&[])?;
+    promoted.wait_for_line("accepting messages")?;
+    put_many(&promoted, 10)?;
+    assert!(promoted.stop()?.success());
+    let (code, report) = dry_run(&a)?;
+    assert_eq!(code, 20, "{report}");
+    assert!(report["reasons"][0].as_str().is_some_and(|reason| reason.contains("--accept-loss")), "{report}");
+    let (code, _) = metaq(&a, &["promote", "--dry-run", "--accept-loss"])?;
+    assert_eq!(code, 10);
+    let (code, report) = dry_run(&b)?;
+    assert_eq!((code, report["slave"].is_null()), (0, true), "it reigned last: {report}");
+    Ok(())
+}

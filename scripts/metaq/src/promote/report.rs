@@ -1,0 +1,302 @@
+use metaq_link::progress::LinkState;
+use metaq_link::verdict::{Claim, Rival, may_reign};
+use metaq_types::Offset;
+use metaq_types::limits::{MESSAGE_BYTES_MAX, RECORD_HEADER_BYTES};
+use serde::Serialize;
+
+use super::Consent;
+use super::gather::{Facts, Registry, Replica, Running};
+
+/// What the start of a promotion would find. The first three fields are for whoever reads only them.
+#[derive(Debug, PartialEq, Serialize)]
+pub(super) struct Report {
+    pub(super) verdict: Verdict,
+    pub(super) exit_code: u8,
+    /// Why it is no better verdict.
+    pub(super) reasons: Vec<String>,
+    pub(super) waits_for: Vec<String>,
+    pub(super) broker: u16,
+    pub(super) config: String,
+    pub(super) data_path: String,
+    pub(super) slave: Option<u32>,
+    /// Where the slave runs; `null` when nothing answers.
+    pub(super) slave_address: Option<String>,
+    /// What the slave says of its link.
+    pub(super) link: Option<String>,
+    /// The newest reign this data knows.
+    pub(super) epoch: u64,
+    /// The one that the promotion would begin.
+    pub(super) next_epoch: u64,
+    pub(super) fence: Option<FenceLine>,
+    pub(super) master: Option<MasterLine>,
+    pub(super) bytes_at_risk: u64,
+    pub(super) messages_at_risk: Messages,
+    pub(super) partitions: Vec<PartitionLine>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub(super) enum Verdict {
+    Safe,
+    PossibleLoss,
+    Refused,
+}
+
+#[derive(Debug, PartialEq, Serialize)]
+pub(super) struct FenceLine {
+    pub(super) epoch: u64,
+    pub(super) node: String,
+    pub(super) address: String,
+    pub(super) since_unix_ms: u64,
+    /// This data goes on from that reign.
+    pub(super) is_known: bool,
+}
+
+#[derive(Debug, PartialEq, Serialize)]
+pub(super) struct MasterLine {
+    pub(super) address: String,
+    pub(super) answers: bool,
+    /// Since it was last heard; `null` for never.
+    pub(super) silent_seconds: Option<f64>,
+}
+
+#[derive(Debug, PartialEq, Serialize)]
+pub(super) struct PartitionLine {
+    pub(super) partition: String,
+    pub(super) own_end: Option<u64>,
+    /// The last end of the master that was heard of.
+    pub(super) master_end: u64,
+    pub(super) bytes_at_risk: u64,
+    pub(super) messages_at_risk: Messages,
+    /// How old the knowledge of the master's end is.
+    pub(super) age_seconds: f64,
+    /// Missing inside, from where to where.
+    pub(super) gaps: Vec<(u64, u64)>,
+    /// Why it is not copied.
+    pub(super) stopped: Option<String>,
+}
+
+/// How many messages some bytes that nobody here has seen may be.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub(super) struct Messages {
+    /// All of the largest size there can be.
+    pub(super) at_least: u64,
+    /// As large as the newest ones that are here; `null` where there is none to go by.
+    pub(super) about: Option<u64>,
+    /// All of them empty.
+    pub(super) at_most: u64,
+}
+
+impl Messages {
+    fn of(bytes: u64, record_bytes: Option<u64>) -> Messages {
+        if bytes == 0 {
+            return Messages { about: Some(0), ..Messages::default() };
+        }
+        Messages {
+            at_least: bytes.div_ceil(u64::from(RECORD_HEADER_BYTES + MESSAGE_BYTES_MAX)),
+            about: record_bytes.map(|average| (bytes / average.max(1)).max(1)),
+            at_most: bytes.div_ceil(RECORD_HEADER_BYTES.into()),
+        }
+    }
+
+    fn and(self, other: Messages) -> Messages {
+        Messages {
+            at_least: self.at_least + other.at_least,
+            about: self.about.zip(other.about).map(|(a, b)| a + b),
+            at_most: self.at_most + other.at_most,
+        }
+    }
+}
+
+/// What stands against the promotion, by its weight.
+#[derive(Default)]
+struct Against {
+    refusals: Vec<String>,
+    losses: Vec<String>,
+    waits: Vec<String>,
+}
+
+pub(super) fn judge(facts: &Facts, consent: Consent) -> Report {
+    let mut against = Against::default();
+    let claim = may_reign(rival(facts), &facts.lineage, facts.node.as_deref().unwrap_or_default());
+    weigh_registry(facts, claim, consent, &mut against);
+    weigh_process(facts.running.as_ref(), &mut against);
+    weigh_gaps(facts, consent, &mut against);
+    weigh_knowledge(facts, &mut against);
+    let (verdict, exit_code) = match &against {
+        Against { refusals, .. } if !refusals.is_empty() => (Verdict::Refused, 20),
+        Against { losses, .. } if !losses.is_empty() => (Verdict::PossibleLoss, 10),
+        _ => (Verdict::Safe, 0),
+    };
+    let partitions = partition_lines(facts);
+    let zero = Messages::of(0, None);
+    let (Claim::Reign(next) | Claim::Replaced(next)) = claim;
+    Report {
+        verdict,
+        exit_code,
+        reasons: against.refusals.into_iter().chain(against.losses).collect(),
+        waits_for: against.waits,
+        broker: facts.broker_id.get(),
+        config: facts.config.display().to_string(),
+        data_path: facts.data_path.display().to_string(),
+        slave: facts.replica.as_ref().map(|replica| replica.slave_id),
+        slave_address: facts.running.as_ref().map(|running| running.address.clone()),
+        link: facts.running.as_ref().map(link_text),
+        epoch: facts.lineage.epoch().0,
+        next_epoch: next.0,
+        fence: fence_line(facts, claim),
+        master: facts.replica.as_ref().map(master_line),
+        bytes_at_risk: partitions.iter().map(|line| line.bytes_at_risk).sum(),
+        messages_at_risk: partitions.iter().map(|line| line.messages_at_risk).fold(zero, Messages::and),
+        partitions,
+    }
+}
+
+fn rival(facts: &Facts) -> Option<Rival<'_>> {
+    let Registry::Told { standing, .. } = &facts.registry else { return None };
+    standing.fence.as_ref().map(|fence| Rival { epoch: fence.epoch, node: &fence.node })
+}
+
+fn weigh_registry(facts: &Facts, claim: Claim, consent: Consent, against: &mut Against) {
+    match &facts.registry {
+        Registry::Off => {
+            if let Some(replica) = facts.replica.as_ref().filter(|replica| replica.master_answers) {
+                against.refusals.push(alive(&replica.measurement.master));
+            }
+        }
+        Registry::Silent(reason) => {
+            against.losses.push(format!("whether another master reigns is not known: {reason}"));
+            against.waits.push("ZooKeeper: until it answers, messages are refused and reads are served".to_owned());
+        }
+        Registry::Told { standing, master_answers } => {
+            let own = facts.running.as_ref().map(|running| running.address.as_str());
+            match &standing.registered {
+                Some(address) if *master_answers && Some(address.trim_start_matches("meta://")) != own => {
+                    against.refusals.push(alive(address));
+                }
+                Some(address) => against.waits.push(format!(
+                    "the end of the session of {address}, which is registered and does not answer: at most {:.0} s after \
+                     it died (zk.zkSessionTimeoutMs)",
+                    facts.session.as_secs_f64()
+                )),
+                None => {}
+            }
+            let unregistered = facts.replica.as_ref().filter(|r| r.master_answers && standing.registered.is_none());
+            if let Some(replica) = unregistered {
+                let master = &replica.measurement.master;
+                against.losses.push(format!("{master} answers although it is not registered: stop it first"));
+            }
+            if let (Claim::Replaced(_), Some(fence)) = (claim, &standing.fence) {
+                let text = format!(
+                    "{} began epoch {} (node {}), and this data does not know that reign: what was stored under it is lost",
+                    fence.uri, fence.epoch, fence.node
+                );
+                match consent.loss {
+                    true => against.losses.push(text),
+                    false => against.refusals.push(format!("{text}; only --accept-loss starts it all the same")),
+                }
+            }
+        }
+    }
+}
+
+fn alive(master: &str) -> String {
+    format!("the master {master} answers: stop it in order first, then nothing it acknowledged is lost")
+}
+
+fn weigh_process(running: Option<&Running>, against: &mut Against) {
+    match running {
+        Some(Running { address, link: None }) => {
+            against.refusals.push(format!("{address} serves this data as a master already"));
+        }
+        Some(Running { address, .. }) => against.waits.insert(0, format!("the stop of the slave at {address}")),
+        None => {}
+    }
+}
+
+fn weigh_gaps(facts: &Facts, consent: Consent, against: &mut Against) {
+    if facts.gaps.is_empty() {
+        return;
+    }
+    let ranges: Vec<String> = facts.gaps.iter().map(|(id, from, to)| format!("{id} from {from} to {to}")).collect();
+    let text = format!("ranges are missing inside the logs: {}", ranges.join(", "));
+    match consent.gap {
+        true => against.losses.push(text),
+        false => against.refusals.push(format!("{text}; only --accept-gap starts it all the same")),
+    }
+}
+
+fn weigh_knowledge(facts: &Facts, against: &mut Against) {
+    let Some(replica) = &facts.replica else {
+        let reigned = facts.lineage.newest().is_some_and(|newest| Some(&newest.node) == facts.node.as_ref());
+        if !reigned {
+            let text = "this data has followed no master that is known: what a master had more cannot be told";
+            against.losses.push(text.to_owned());
+        }
+        return;
+    };
+    let measurement = &replica.measurement;
+    if measurement.bytes_at_risk() > 0 {
+        against.losses.push(format!("{} bytes known to be on the master are not here", measurement.bytes_at_risk()));
+    }
+    for partition in &measurement.partitions {
+        if let Some(stopped) = partition.stopped.as_ref().filter(|stopped| !stopped.starts_with("gap")) {
+            against.losses.push(format!("{} was not being copied: {stopped}", partition.partition));
+        }
+    }
+    match (measurement.silence, &facts.running) {
+        (None, _) => against.losses.push("this slave has never heard its master".to_owned()),
+        (Some(silence), None) => against.losses.push(format!(
+            "the slave does not run and last heard its master {:.1} s ago: what the master acknowledged after that is not \
+             known",
+            silence.as_secs_f64()
+        )),
+        (Some(_), Some(_)) => {}
+    }
+}
+
+fn link_text(running: &Running) -> String {
+    match &running.link {
+        None => "it is a master".to_owned(),
+        Some(LinkState::NoMaster) => "no master is known".to_owned(),
+        Some(LinkState::Connecting { master }) => format!("connecting to {master}"),
+        Some(LinkState::Following { master }) => format!("following {master}"),
+        Some(LinkState::Lost { master, reason }) => format!("lost {master}: {reason}"),
+    }
+}
+
+fn fence_line(facts: &Facts, claim: Claim) -> Option<FenceLine> {
+    let Registry::Told { standing, .. } = &facts.registry else { return None };
+    let fence = standing.fence.clone()?;
+    Some(FenceLine {
+        epoch: fence.epoch.0,
+        node: fence.node,
+        address: fence.uri,
+        since_unix_ms: fence.since_unix_ms,
+        is_known: matches!(claim, Claim::Reign(_)),
+    })
+}
+
+fn master_line(replica: &Replica) -> MasterLine {
+    let Replica { measurement, master_answers, .. } = replica;
+    let silent_seconds = measurement.silence.map(|silence| silence.as_secs_f64());
+    MasterLine { address: measurement.master.clone(), answers: *master_answers, silent_seconds }
+}
+
+fn partition_lines(facts: &Facts) -> Vec<PartitionLine> {
+    let known = facts.replica.iter().flat_map(|replica| &replica.measurement.partitions);
+    let line = |risk: &metaq_link::promotion::PartitionRisk| {
+        let gaps = facts.gaps.iter().filter(|(id, ..)| id.to_string() == risk.partition);
+        PartitionLine {
+            partition: risk.partition.clone(),
+            own_end: risk.own_end.map(Offset::get),
+            master_end: risk.master_end.get(),
+            bytes_at_risk: risk.bytes_at_risk,
+            messages_at_risk: Messages::of(risk.bytes_at_risk, facts.record_bytes.get(&risk.partition).copied()),
+            age_seconds: risk.age.as_secs_f64(),
+            gaps: gaps.map(|(_, from, to)| (from.get(), to.get())).collect(),
+            stopped: risk.stopped.clone(),
+        }
+    };
+    known.map(line).collect()
+}
