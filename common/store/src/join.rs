@@ -83,7 +83,7 @@ impl Store {
         change: impl FnOnce(&Arc<Partition>) -> Result<T, String>,
     ) -> Result<T, CreateError> {
         let failed = |reason: String| CreateError::Io { partition: id.clone(), reason };
-        let changed = self.exchange(id, |old| {
+        self.exchange(id, |old| {
             old.close();
             old.commit(FlushCause::Close);
             let changed = change(old).map_err(failed);
@@ -92,8 +92,7 @@ impl Store {
                 .and_then(|loaded| loaded.ok_or_else(|| format!("{} holds no segment any more", directory.display())))
                 .map_err(failed)?;
             Ok((Partition::reloaded(old, loaded), changed))
-        })?;
-        changed
+        })?
     }
 }
 

@@ -1,5 +1,7 @@
 //! Cutting a divergent tail, stepping over a gap, and the reigns of a directory.
 
+#![expect(clippy::unwrap_used, reason = "the helpers of tests are test code")]
+
 mod support;
 
 use metaq_store::{Reader, SliceAt};
