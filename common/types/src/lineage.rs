@@ -88,9 +88,12 @@ impl Lineage {
         named.copied().unwrap_or(Offset::ZERO)
     }
 
-    /// Where the reign at `index` ended in a partition: where the next one began, or `None` while it is the newest.
+    /// Up to where a partition still is what it was in the reign at `index`; `None` while that is the newest.
+    ///
+    /// Not simply where the next reign began: a slave takes over its master's past before it holds all of it, and one
+    /// that is promoted then begins its reign before the point at which the reign before had begun.
     fn end_of(&self, index: usize, partition: &PartitionId) -> Option<Offset> {
-        (index + 1 < self.0.len()).then(|| self.start_of(index + 1, partition))
+        (index + 1..self.0.len()).map(|later| self.start_of(later, partition)).min()
     }
 }
 
@@ -248,6 +251,15 @@ mod tests {
         assert_eq!(common(&[(1, "a", 0), (2, "a", 100)], 130, &[(1, "a", 0), (2, "b", 80)], 500), Some(80));
         // B had been promoted after A lost nothing.
         assert_eq!(common(&[(1, "a", 0)], 100, &[(1, "a", 0), (2, "b", 100)], 500), Some(100));
+    }
+
+    #[test]
+    fn a_successor_that_was_behind_ends_every_reign_before() {
+        // C took over the past of B, had copied up to 60 of it, and was promoted: what A and B wrote behind that is gone.
+        let theirs = [(1, "a", 0), (2, "b", 80), (3, "c", 60)];
+        assert_eq!(common(&[(1, "a", 0)], 100, &theirs, 500), Some(60));
+        assert_eq!(common(&[(1, "a", 0), (2, "b", 80)], 300, &theirs, 500), Some(60));
+        assert_eq!(common(&theirs, 500, &[(1, "a", 0)], 100), Some(60));
     }
 
     #[test]
