@@ -7,6 +7,7 @@ use crate::secure;
 use anyhow::{Context, Result, bail};
 use metaq_broker::{Node, NodeOptions, NodeRole, Successor};
 use metaq_config::{BrokerConfig, Live};
+use metaq_console::Console;
 use metaq_registry::fence::{Fence, look};
 use metaq_registry::{Registry, Role, State};
 use metaq_store::Store;
@@ -68,6 +69,7 @@ async fn serve(config: BrokerConfig, local: bool, consent: Consent) -> Result<()
         fenced_by_greeting: !config.zookeeper.enable,
     })?;
     secure::serve(&node, &config, identity.as_ref())?;
+    let console = Console::start(node.view(), config.system.slave_max_delay);
     let mut signals = Signals::new()?;
     let wanted = assembly::wanted(&config, &store, Role::Master, &uri);
     let registry = if config.zookeeper.enable {
@@ -87,6 +89,7 @@ async fn serve(config: BrokerConfig, local: bool, consent: Consent) -> Result<()
         node.gate().open(None);
         Registry::start(&config.zookeeper, wanted)
     };
+    console.follow_registry(registry.state());
     info!(uri, epoch = %store.epoch(), "serving as master");
     let predecessor = promotion.filter(|_| !config.zookeeper.enable).map(|promotion| promotion.master);
     let _telling = predecessor.map(|uri| {

@@ -3,6 +3,7 @@ use crate::config_sync::ConfigSync;
 use anyhow::{Context, Result, bail};
 use metaq_broker::{Node, NodeOptions, NodeRole, rules_for};
 use metaq_config::{BrokerConfig, Live, SlaveConfig};
+use metaq_console::Console;
 use metaq_link::driver::{Link, LinkOptions};
 use metaq_master::assembly::Signals;
 use metaq_master::{assembly, reload, secure};
@@ -32,7 +33,7 @@ pub(crate) async fn serve(config: BrokerConfig, slave_id: SlaveId, slave: SlaveC
     let _embedded = if args.common.local { Some(assembly::start_embedded(&config)?) } else { None };
 
     let (listener, uri) = assembly::listen(&config).await?;
-    let follows_config = slave.auto_sync_master_config;
+    let (follows_config, bound) = (slave.auto_sync_master_config, slave.slave_max_delay);
     metaq_link::confirmed::limit_all(&store, &config.system.data_path);
     let rules_from = live.clone();
     let link = Link::start(LinkOptions {
@@ -59,6 +60,8 @@ pub(crate) async fn serve(config: BrokerConfig, slave_id: SlaveId, slave: SlaveC
     secure::serve(&node, &config, identity.as_ref())?;
     let wanted = assembly::wanted(&config, &store, Role::Slave(slave_id), &uri);
     let registry = Registry::start(&config.zookeeper, wanted);
+    let console = Console::start(node.view(), bound);
+    console.follow_registry(registry.state());
     info!(uri, %slave_id, "serving as slave");
 
     let config_sync = match follows_config {

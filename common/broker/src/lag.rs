@@ -27,7 +27,7 @@ pub(crate) async fn watch(node: Arc<Shared>) {
             () = node.stopping() => return,
         }
         let verdicts = node.replicas.lock().judge(bound, |id| node.log_end(id), Instant::now());
-        for verdict in verdicts.iter().filter(|verdict| verdict.standing != verdict.before) {
+        for verdict in &verdicts {
             say(verdict, bound);
         }
         if action == SlaveLagAction::Throttle {
@@ -45,29 +45,35 @@ fn worst(verdicts: &[Verdict]) -> Option<Duration> {
     verdicts.iter().filter(counts).map(|verdict| verdict.behind).max()
 }
 
+/// One line when the bound breaks, one when it holds again.
 fn say(verdict: &Verdict, bound: Duration) {
-    let Verdict { slave, address, standing, before, behind, worst, lasted } = verdict;
-    let (behind_ms, bound_ms, lasted_ms) =
-        (behind.as_millis() as u64, bound.as_millis() as u64, lasted.as_millis() as u64);
-    let partition = worst.as_ref().map(ToString::to_string).unwrap_or_default();
+    let Verdict { slave, address, standing, before, lasted, breaks, holds_after, behind, worst } = verdict;
+    let (behind_ms, bound_ms, lasted_ms) = (millis(*behind), millis(bound), millis(*lasted));
+    if *breaks {
+        let partition = worst.as_ref().map(ToString::to_string).unwrap_or_default();
+        let what = "the slave is lagging: what was acknowledged lately is not on it yet";
+        warn!(%slave, address, partition, behind_ms, bound_ms, "{what}");
+    }
+    if let Some(after) = holds_after {
+        info!(%slave, address, bound_ms, lagged_ms = millis(*after), "the slave keeps up again");
+        return;
+    }
     match (before, standing) {
-        (_, Standing::Lagging) => warn!(
-            %slave, address, partition, behind_ms, bound_ms,
-            "the slave is lagging: what was acknowledged lately is not on it yet"
-        ),
+        (Standing::Silent, Standing::Silent) => {}
         (_, Standing::Silent) => warn!(%slave, address, "the slave holds its connection and asks for nothing"),
-        (Standing::Lagging, Standing::Following) => {
-            info!(%slave, address, behind_ms, bound_ms, lasted_ms, "the slave keeps up again");
-        }
         (Standing::Silent, Standing::CatchingUp | Standing::Following) => {
             info!(%slave, address, lasted_ms, "the slave asks again");
         }
-        // Of one that has nothing to catch up there is nothing to say.
+        // Of one that had nothing to catch up there is nothing to say.
         (Standing::CatchingUp, Standing::Following) if *lasted > bound => {
             info!(%slave, address, lasted_ms, "the slave has caught up");
         }
         _ => {}
     }
+}
+
+fn millis(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 
 fn say_throttle(was: Duration, is: Duration) {

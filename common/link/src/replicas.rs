@@ -36,8 +36,12 @@ struct Slave {
     since: Instant,
     /// The last request.
     heard: Instant,
+    /// It has asked for something since it connected; before that nothing is known of it.
+    asked: bool,
     standing: Standing,
     standing_since: Instant,
+    /// When it broke the bound that it has not kept since.
+    broke_at: Option<Instant>,
     partitions: HashMap<PartitionId, Confirmed>,
 }
 
@@ -61,6 +65,10 @@ pub struct Verdict {
     /// The one before, and for how long it was that.
     pub before: Standing,
     pub lasted: Duration,
+    /// It breaks the bound now, and did not before.
+    pub breaks: bool,
+    /// It is within the bound again, for how long it was not; whatever became of its connection meanwhile.
+    pub holds_after: Option<Duration>,
     /// Of the partitions that have been within the bound since it connected: the worst.
     pub behind: Duration,
     pub worst: Option<PartitionId>,
@@ -116,6 +124,7 @@ impl Replicas {
             address.clone_into(&mut slave.address);
             slave.connections += 1;
             (slave.since, slave.heard) = (now, now);
+            slave.asked &= slave.connections > 1;
             return Ok(());
         }
         if self.slaves.len() >= REPLICAS_MAX {
@@ -129,8 +138,10 @@ impl Replicas {
             connections: 1,
             since: now,
             heard: now,
+            asked: false,
             standing: Standing::Absent,
             standing_since: now,
+            broke_at: None,
             partitions: HashMap::new(),
         };
         self.slaves.insert(id, slave);
@@ -142,7 +153,7 @@ impl Replicas {
     /// An offset beyond the end confirms no more than that: such a slave has diverged and says so itself.
     pub fn on_get(&mut self, id: SlaveId, partition: &PartitionId, offset: Offset, log: LogEnd, now: Instant) {
         let Some(slave) = self.slaves.get_mut(&id) else { return };
-        slave.heard = now;
+        (slave.heard, slave.asked) = (now, true);
         let held = offset.min(log.end);
         if !slave.partitions.contains_key(partition) {
             let unknown = Confirmed { end: held, clock: LagClock::default(), parked: false, joining: true };
@@ -177,7 +188,7 @@ impl Replicas {
     /// A connected slave has repeated its greeting.
     pub fn on_heard(&mut self, id: SlaveId, now: Instant) {
         if let Some(slave) = self.slaves.get_mut(&id) {
-            slave.heard = now;
+            (slave.heard, slave.asked) = (now, true);
         }
     }
 
@@ -208,7 +219,7 @@ impl Replicas {
     ) -> Vec<Verdict> {
         let mut verdicts = Vec::with_capacity(self.slaves.len());
         for (id, slave) in &mut self.slaves {
-            let (mut behind, mut worst, mut joining) = (Duration::ZERO, None, false);
+            let (mut behind, mut worst, mut joining) = (Duration::ZERO, None, !slave.asked);
             let connected = slave.connections > 0;
             let looked_at = slave.partitions.iter_mut().filter(|(_, confirmed)| connected && !confirmed.parked);
             for (partition, confirmed) in looked_at {
@@ -227,8 +238,22 @@ impl Replicas {
             if slave.standing != before {
                 slave.standing_since = now;
             }
-            let (address, worst) = (slave.address.clone(), worst.cloned());
-            verdicts.push(Verdict { slave: *id, address, standing: slave.standing, before, lasted, behind, worst });
+            let breaks = slave.standing == Standing::Lagging && slave.broke_at.is_none();
+            if breaks {
+                slave.broke_at = Some(now);
+            }
+            let holds = slave.standing == Standing::Following;
+            verdicts.push(Verdict {
+                slave: *id,
+                address: slave.address.clone(),
+                standing: slave.standing,
+                before,
+                lasted,
+                breaks,
+                holds_after: slave.broke_at.take_if(|_| holds).map(|at| now.saturating_duration_since(at)),
+                behind,
+                worst: worst.cloned(),
+            });
         }
         verdicts
     }
@@ -395,11 +420,16 @@ mod tests {
         let start = Instant::now();
         let (s, old, new) = (slave(0), partition("t-0"), partition("t-1"));
         let mut replicas = Replicas::new();
+        let told = |replicas: &mut Replicas, end: u64, at_ms: u64| {
+            let verdict = replicas.judge(ms(500), |_| Some(log(end)), start + ms(at_ms)).remove(0);
+            (verdict.breaks, verdict.holds_after)
+        };
         let standing = |replicas: &mut Replicas, end: u64, at_ms: u64| {
             let verdict = replicas.judge(ms(500), |_| Some(log(end)), start + ms(at_ms)).remove(0);
             (verdict.standing, verdict.behind)
         };
         replicas.on_greeting(s, "n", "a", start).unwrap();
+        assert_eq!(standing(&mut replicas, 100_000, 1).0, Standing::CatchingUp, "of it nothing is known");
         replicas.on_get(s, &old, at(0), log(100_000), start);
         assert_eq!(standing(&mut replicas, 100_000, 9_000), (Standing::CatchingUp, ms(0)));
         // It reaches what there was when it came, while more came: of that it was never level.
@@ -408,6 +438,7 @@ mod tests {
         replicas.on_get(s, &old, at(200_000), log(200_000), start + ms(9_950));
         assert_eq!(standing(&mut replicas, 200_000, 9_950), (Standing::Following, ms(0)));
         assert_eq!(standing(&mut replicas, 200_010, 10_450), (Standing::Following, ms(500)));
+        assert_eq!(told(&mut replicas, 200_010, 10_451), (true, None));
         assert_eq!(standing(&mut replicas, 200_010, 10_451), (Standing::Lagging, ms(501)));
         // Another partition that is new to it does not hide that.
         replicas.on_get(s, &new, at(0), log(200_010), start + ms(10_460));
@@ -420,6 +451,11 @@ mod tests {
         replicas.on_greeting(s, "n", "a", start + ms(60_000)).unwrap();
         replicas.on_get(s, &old, at(200_000), log(200_010), start + ms(60_000));
         assert_eq!(standing(&mut replicas, 200_010, 60_001).0, Standing::CatchingUp);
+        assert_eq!(told(&mut replicas, 200_010, 60_002), (false, None), "it was said when it began");
+        for partition in [&old, &new] {
+            replicas.on_get(s, partition, at(200_010), log(200_010), start + ms(60_451));
+        }
+        assert_eq!(told(&mut replicas, 200_010, 60_451), (false, Some(ms(50_000))));
     }
 
     #[test]

@@ -1,0 +1,285 @@
+//! Whether a node does its work, and if not, why: facts in, sentences out.
+
+use crate::watched::Watched;
+use metaq_link::progress::{LinkState, LinkStatus};
+use metaq_link::standing::Standing;
+use metaq_registry::State;
+use metaq_store::Health;
+use metaq_types::{PartitionId, SlaveId};
+use serde::Serialize;
+use std::time::Duration;
+
+/// So many partitions are named in one sentence; the rest are counted.
+const NAMED_MAX: usize = 5;
+
+/// The answer of `/readyz`.
+#[derive(Debug, Serialize)]
+pub(crate) struct Readiness {
+    pub(crate) ready: bool,
+    /// Each of them alone makes the node not ready.
+    pub(crate) reasons: Vec<Statement>,
+    /// Worth a look, while this node does its work: a master goes on without its slaves.
+    pub(crate) notes: Vec<Statement>,
+}
+
+#[derive(Debug, PartialEq, Eq, Serialize)]
+pub(crate) struct Statement {
+    pub(crate) code: &'static str,
+    pub(crate) detail: String,
+}
+
+/// What the decision rests on, as of one moment.
+#[derive(Debug)]
+pub(crate) struct Facts {
+    pub(crate) stopping: bool,
+    /// `None`: the node has not begun to register.
+    pub(crate) registry: Option<State>,
+    pub(crate) disk_low: bool,
+    /// Read-only after a disk error, with the error.
+    pub(crate) poisoned: Vec<(PartitionId, String)>,
+    /// Could not be opened.
+    pub(crate) failed: usize,
+    pub(crate) role: Role,
+}
+
+#[derive(Debug)]
+pub(crate) enum Role {
+    Master {
+        /// Why nothing is acknowledged now.
+        gate_shut: Option<String>,
+        slaves: Vec<(SlaveId, Standing)>,
+    },
+    Slave {
+        link: LinkStatus,
+        bound: Duration,
+    },
+}
+
+impl Facts {
+    pub(crate) fn look(watched: &Watched) -> Facts {
+        let node = &watched.node;
+        let role = match node.link() {
+            Some(link) => Role::Slave { link, bound: watched.bound },
+            None => Role::Master {
+                gate_shut: node.gate_shut(),
+                slaves: node.slaves().into_iter().map(|(id, standing, _)| (id, standing)).collect(),
+            },
+        };
+        let store = node.store();
+        let mut poisoned = Vec::new();
+        // Looked for only when there is one: a node may hold many thousands.
+        if store.metrics().poisoned.load(std::sync::atomic::Ordering::Relaxed) > 0 {
+            let sick = store.logs().into_iter().filter_map(|log| match log.health() {
+                Health::Ok => None,
+                Health::Poisoned(reason) => Some((log.id().clone(), reason)),
+            });
+            poisoned.extend(sick);
+            poisoned.sort();
+        }
+        Facts {
+            stopping: node.is_stopping(),
+            registry: watched.registry_state(),
+            disk_low: node.is_disk_low(),
+            poisoned,
+            failed: store.recovery_report().failed.len(),
+            role,
+        }
+    }
+}
+
+pub(crate) fn judge(facts: &Facts) -> Readiness {
+    let (mut reasons, mut notes) = (Vec::new(), Vec::new());
+    if facts.stopping {
+        reasons.push(Statement { code: "stopping", detail: "the node was asked to stop".to_owned() });
+    }
+    reasons.extend(not_registered(facts.registry.as_ref()));
+    if facts.disk_low {
+        let detail = "free disk space is below minFreeDiskBytes: messages are refused".to_owned();
+        reasons.push(Statement { code: "disk_low", detail });
+    }
+    reasons.extend(poisoned(&facts.poisoned));
+    if facts.failed > 0 {
+        let detail = format!("{} partitions could not be opened; the log of the start names them", facts.failed);
+        reasons.push(Statement { code: "not_served", detail });
+    }
+    match &facts.role {
+        Role::Master { gate_shut, slaves } => {
+            reasons.extend(gate_shut.clone().map(|detail| Statement { code: "gate_shut", detail }));
+            notes.extend(slaves.iter().filter_map(|(id, standing)| note_on(*id, *standing)));
+        }
+        Role::Slave { link, bound } => slave_reasons(link, *bound, &mut reasons),
+    }
+    Readiness { ready: reasons.is_empty(), reasons, notes }
+}
+
+fn not_registered(state: Option<&State>) -> Option<Statement> {
+    let detail = match state {
+        Some(State::Registered | State::Disabled) => return None,
+        Some(state) => state.to_string(),
+        None => "not registered yet".to_owned(),
+    };
+    Some(Statement { code: "not_registered", detail })
+}
+
+fn poisoned(partitions: &[(PartitionId, String)]) -> Option<Statement> {
+    let (_, reason) = partitions.first()?;
+    let names = partitions.iter().map(|(partition, _)| partition.to_string());
+    let detail = format!("a disk error made {} read-only until a restart: {reason}", some(names, partitions.len()));
+    Some(Statement { code: "poisoned", detail })
+}
+
+fn note_on(id: SlaveId, standing: Standing) -> Option<Statement> {
+    let (code, what) = match standing {
+        Standing::Following => return None,
+        Standing::Absent => ("slave_absent", "holds no connection"),
+        Standing::Silent => ("slave_silent", "holds its connection and asks for nothing"),
+        Standing::CatchingUp => ("slave_catching_up", "is catching up"),
+        Standing::Lagging => ("slave_lagging", "is further behind than slaveMaxDelayInMills"),
+    };
+    Some(Statement { code, detail: format!("slave {id} {what}") })
+}
+
+fn slave_reasons(link: &LinkStatus, bound: Duration, reasons: &mut Vec<Statement>) {
+    let down = |detail: String| Statement { code: "link_down", detail };
+    match &link.state {
+        LinkState::Following { .. } => reasons.extend(lagging(link, bound)),
+        LinkState::NoMaster => reasons.push(down("no master is registered".to_owned())),
+        LinkState::Connecting { master } => reasons.push(down(format!("connecting to {master}"))),
+        LinkState::Lost { master, reason } => {
+            let codes = [("foreign:", "foreign"), ("duplicate:", "duplicate")];
+            let code = codes.iter().find(|(begin, _)| reason.starts_with(begin)).map_or("link_down", |(_, code)| code);
+            reasons.push(Statement { code, detail: format!("not following {master}: {reason}") });
+        }
+    }
+    for (trouble, code) in [
+        ("diverged", "diverged"),
+        ("gap", "gap"),
+        ("damaged", "damaged"),
+        ("corrupt", "corrupt"),
+        ("too large", "too_large"),
+        ("local", "local"),
+    ] {
+        let concerned: Vec<_> = link.partitions.iter().filter(|copy| copy.trouble() == Some(trouble)).collect();
+        if let Some(note) = concerned.first().and_then(|copy| copy.note.as_deref()) {
+            let names = concerned.iter().map(|copy| copy.partition.to_string());
+            reasons.push(Statement { code, detail: format!("{}: {note}", some(names, concerned.len())) });
+        }
+    }
+}
+
+fn lagging(link: &LinkStatus, bound: Duration) -> Option<Statement> {
+    let worst = link.worst().filter(|copy| u128::from(copy.behind_ms) > bound.as_millis())?;
+    let left = link.time_left().map_or("not known".to_owned(), |left| format!("{:.0} s", left.as_secs_f64().ceil()));
+    let detail = format!(
+        "{} is {:.1} s behind (bound {:.1} s); {} bytes are missing in all, {} come in a second, time left {left}",
+        worst.partition,
+        worst.behind_ms as f64 / 1000.0,
+        bound.as_secs_f64(),
+        link.left_bytes(),
+        link.bytes_per_second,
+    );
+    Some(Statement { code: "lagging", detail })
+}
+
+/// The first names, and how many more.
+fn some(names: impl Iterator<Item = String>, count: usize) -> String {
+    let mut text = names.take(NAMED_MAX).collect::<Vec<_>>().join(", ");
+    if count > NAMED_MAX {
+        text += &format!(" and {} more", count - NAMED_MAX);
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use metaq_link::progress::PartitionStatus;
+    use metaq_types::Offset;
+
+    fn master(gate_shut: Option<&str>, standing: Standing) -> Facts {
+        Facts {
+            stopping: false,
+            registry: Some(State::Registered),
+            disk_low: false,
+            poisoned: Vec::new(),
+            failed: 0,
+            role: Role::Master {
+                gate_shut: gate_shut.map(str::to_owned),
+                slaves: vec![(SlaveId::new(0).unwrap(), standing)],
+            },
+        }
+    }
+
+    fn slave(state: LinkState, copies: &[(&str, u64, Option<&str>)]) -> Facts {
+        let copy = |(name, behind_ms, note): &(&str, u64, Option<&str>)| PartitionStatus {
+            partition: name.parse().unwrap(),
+            own_end: Offset::ZERO,
+            master_end: Offset::new(1000),
+            behind_ms: *behind_ms,
+            note: note.map(str::to_owned),
+        };
+        let link = LinkStatus {
+            state,
+            heard_unix_ms: 0,
+            copied_bytes: 0,
+            bytes_per_second: 500,
+            partitions: copies.iter().map(copy).collect(),
+        };
+        Facts {
+            role: Role::Slave { link, bound: Duration::from_millis(500) },
+            ..master(None, Standing::Following)
+        }
+    }
+
+    fn check(facts: &Facts, reasons: &[&str], notes: &[&str]) {
+        let readiness = judge(facts);
+        let codes = |statements: &[Statement]| statements.iter().map(|it| it.code).collect::<Vec<_>>();
+        assert_eq!((codes(&readiness.reasons), codes(&readiness.notes)), (reasons.to_vec(), notes.to_vec()));
+        assert_eq!(readiness.ready, reasons.is_empty());
+    }
+
+    #[test]
+    fn a_master_is_ready_while_it_acknowledges_whatever_becomes_of_its_slaves() {
+        check(&master(None, Standing::Following), &[], &[]);
+        check(&master(None, Standing::Lagging), &[], &["slave_lagging"]);
+        check(&master(None, Standing::Absent), &[], &["slave_absent"]);
+        check(&master(Some("no lease"), Standing::Silent), &["gate_shut"], &["slave_silent"]);
+        let unregistered = Facts { registry: None, disk_low: true, stopping: true, ..master(None, Standing::Following) };
+        check(&unregistered, &["stopping", "not_registered", "disk_low"], &[]);
+        check(&Facts { registry: Some(State::Disabled), ..master(None, Standing::Following) }, &[], &[]);
+    }
+
+    #[test]
+    fn partitions_that_are_read_only_are_named_up_to_a_number() {
+        let poisoned = (0..8).map(|n| (format!("t-{n}").parse().unwrap(), "no space".to_owned())).collect();
+        let facts = Facts { poisoned, failed: 2, ..master(None, Standing::Following) };
+        check(&facts, &["poisoned", "not_served"], &[]);
+        let detail = &judge(&facts).reasons[0].detail;
+        assert!(detail.contains("t-0, t-1, t-2, t-3, t-4 and 3 more") && detail.contains("no space"), "{detail}");
+    }
+
+    #[test]
+    fn a_slave_is_ready_while_it_follows_within_its_bound() {
+        let following = || LinkState::Following { master: "m".into() };
+        check(&slave(following(), &[("t-0", 500, None)]), &[], &[]);
+        check(&slave(following(), &[("t-0", 501, None)]), &["lagging"], &[]);
+        let lost = |reason: &str| LinkState::Lost { master: "m".into(), reason: reason.into() };
+        check(&slave(lost("no answer"), &[("t-0", 9000, None)]), &["link_down"], &[]);
+        check(&slave(lost("foreign: another past"), &[]), &["foreign"], &[]);
+        check(&slave(LinkState::NoMaster, &[]), &["link_down"], &[]);
+        let troubled = [("a-0", 0, Some("gap: bytes are gone")), ("b-0", 0, Some("diverged: beyond")), ("c-0", 0, None)];
+        check(&slave(following(), &troubled), &["diverged", "gap"], &[]);
+        let passing = [("a-0", 0, Some("waiting: disk full"))];
+        check(&slave(following(), &passing), &[], &[]);
+    }
+
+    #[test]
+    fn what_is_left_of_a_catch_up_is_told() {
+        let facts = slave(LinkState::Following { master: "m".into() }, &[("t-0", 3000, None), ("t-1", 1, None)]);
+        let detail = &judge(&facts).reasons[0].detail;
+        assert_eq!(
+            detail,
+            "t-0 is 3.0 s behind (bound 0.5 s); 2000 bytes are missing in all, 500 come in a second, time left 4 s"
+        );
+    }
+}

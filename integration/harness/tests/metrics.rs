@@ -1,0 +1,365 @@
+//! Metrics, readiness and the lag of slaves, as an operator's tools see them.
+
+use anyhow::{Context, Result, bail};
+use metaq_harness::pair::{assert_same, slave_site, start_slave, wait_level};
+use metaq_harness::process::{Broker, Site, wait_until};
+use metaq_harness::raw::Raw;
+use metaq_harness::zookeeper::ZooKeeper;
+use rustix::process::Signal;
+use serde_json::Value;
+use std::collections::{BTreeMap, HashSet};
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// A node's console, before it is started.
+struct Console {
+    port: u16,
+}
+
+impl Console {
+    fn on(site: &mut Site) -> Result<Console> {
+        let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
+        site.set("dashboardHttpPort", &port.to_string());
+        Ok(Console { port })
+    }
+
+    /// Status and body; an error while it does not listen yet.
+    fn ask(&self, request: &str) -> Result<(u16, String)> {
+        let mut stream = TcpStream::connect(("127.0.0.1", self.port))?;
+        stream.set_read_timeout(Some(Duration::from_secs(10)))?;
+        stream.write_all(format!("{request} HTTP/1.1\r\nHost: test\r\nConnection: close\r\n\r\n").as_bytes())?;
+        let mut text = String::new();
+        stream.read_to_string(&mut text)?;
+        let (head, body) = text.split_once("\r\n\r\n").context("no end of the head")?;
+        let status = head.split(' ').nth(1).context("no status")?.parse()?;
+        Ok((status, body.to_owned()))
+    }
+
+    fn metrics(&self) -> Result<Metrics> {
+        let (status, body) = wait_until("the console to answer", || Ok(self.ask("GET /metrics").ok()))?;
+        assert_eq!(status, 200);
+        Metrics::parse(&body)
+    }
+
+    /// Status, codes of the reasons, codes of the notes.
+    fn ready(&self) -> Result<(u16, Vec<String>, Vec<String>)> {
+        let (status, body) = wait_until("the console to answer", || Ok(self.ask("GET /readyz").ok()))?;
+        let json: Value = serde_json::from_str(&body)?;
+        assert_eq!(json["ready"], status == 200, "{body}");
+        let codes = |list: &Value| {
+            let codes = list.as_array().into_iter().flatten();
+            codes.filter_map(|it| it["code"].as_str().map(str::to_owned)).collect()
+        };
+        Ok((status, codes(&json["reasons"]), codes(&json["notes"])))
+    }
+
+    fn wait_ready(&self) -> Result<()> {
+        wait_until("readiness", || Ok((self.ready()?.0 == 200).then_some(())))
+    }
+
+    fn wait_reason(&self, code: &str) -> Result<()> {
+        wait_until(&format!("the reason {code}"), || {
+            let (status, reasons, _) = self.ready()?;
+            Ok((status == 503 && reasons.iter().any(|it| it == code)).then_some(()))
+        })
+    }
+
+    fn wait_standing(&self, standing: &str) -> Result<()> {
+        let series = format!("metaq_link_slave_standing{{slave=\"0\",standing=\"{standing}\"}}");
+        wait_until(&format!("the slave to be {standing}"), || {
+            Ok((self.metrics()?.get(&series) == Some(1.0)).then_some(()))
+        })
+    }
+}
+
+/// Series → value.
+struct Metrics(BTreeMap<String, f64>);
+
+impl Metrics {
+    /// Checks the form of every line on the way.
+    fn parse(text: &str) -> Result<Metrics> {
+        let mut values = BTreeMap::new();
+        let mut declared = HashSet::new();
+        let (text, rest) = text.split_once("# EOF\n").context("no # EOF")?;
+        assert_eq!(rest, "");
+        for line in text.lines() {
+            if let Some(declaration) = line.strip_prefix("# TYPE ") {
+                let (name, kind) = declaration.split_once(' ').context("no kind")?;
+                declared.insert(if kind == "counter" { format!("{name}_total") } else { name.to_owned() });
+            } else if !line.starts_with("# HELP ") {
+                let (series, value) = line.rsplit_once(' ').with_context(|| line.to_owned())?;
+                let name = series.split('{').next().unwrap_or_default();
+                assert!(declared.contains(name), "{line} comes before its # TYPE");
+                let value: f64 = value.parse().with_context(|| line.to_owned())?;
+                assert!(value >= 0.0, "{line}");
+                assert!(values.insert(series.to_owned(), value).is_none(), "{line} stands there twice");
+            }
+        }
+        Ok(Metrics(values))
+    }
+
+    fn get(&self, series: &str) -> Option<f64> {
+        self.0.get(series).copied()
+    }
+
+    fn at(&self, series: &str) -> Result<f64> {
+        self.get(series).with_context(|| format!("no {series} among {:?}", self.0.keys()))
+    }
+
+    /// (bytes, messages, seconds) of slave 0 and a partition of `test`.
+    fn lag(&self, partition: u32) -> Result<(f64, Option<f64>, f64)> {
+        let series =
+            |what: &str| format!("metaq_link_lag_{what}{{slave=\"0\",topic=\"test\",partition=\"{partition}\"}}");
+        Ok((self.at(&series("bytes"))?, self.get(&series("messages")), self.at(&series("seconds"))?))
+    }
+}
+
+/// Producers that wait for each answer, until they are told to stop.
+struct Load {
+    stop: Arc<AtomicBool>,
+    threads: Vec<JoinHandle<Result<Duration>>>,
+}
+
+impl Load {
+    fn start(broker: &Broker, producers: i32, bytes: usize) -> Load {
+        let stop = Arc::new(AtomicBool::new(false));
+        let threads = (0..producers).map(|partition| {
+            let (stop, address) = (Arc::clone(&stop), broker.address.clone());
+            std::thread::spawn(move || {
+                let mut raw = Raw::connect(&address)?;
+                let mut longest = Duration::ZERO;
+                while !stop.load(Ordering::Relaxed) {
+                    let sent = Instant::now();
+                    raw.put("test", partition, &vec![b'x'; bytes])?.stored()?;
+                    longest = longest.max(sent.elapsed());
+                }
+                Ok(longest)
+            })
+        });
+        Load { threads: threads.collect(), stop }
+    }
+
+    /// The longest any put has waited.
+    fn end(self) -> Result<Duration> {
+        self.stop.store(true, Ordering::Relaxed);
+        let mut longest = Duration::ZERO;
+        for thread in self.threads {
+            match thread.join() {
+                Ok(waited) => longest = longest.max(waited?),
+                Err(_) => bail!("a producer panicked"),
+            }
+        }
+        Ok(longest)
+    }
+}
+
+fn four_partitions(site: &mut Site) {
+    site.topic("test", &[("numPartitions", "4"), ("unflushThreshold", "1000")]);
+}
+
+#[test]
+fn metrics_show_what_stats_shows_and_only_on_loopback() -> Result<()> {
+    let mut site = Site::new()?;
+    let console = Console::on(&mut site)?;
+    let master = site.start_master(&[])?;
+    let mut raw = Raw::connect(&master.address)?;
+    for body in [&b"one"[..], b"two", b"three"] {
+        raw.put("test", 0, body)?.stored()?;
+    }
+    assert_eq!(raw.put("no-such-topic", 0, b"x")?.code, 500);
+    raw.get("test", 0, 0, 1024)?;
+    let metrics = console.metrics()?;
+    let stats = raw.ask("stats")?.text();
+    for (series, line) in [
+        ("metaq_broker_puts_total", "cmd_put"),
+        ("metaq_broker_gets_total", "cmd_get"),
+        ("metaq_broker_failed_puts_total", "put_failed"),
+        ("metaq_broker_connections", "curr_connections"),
+        ("metaq_txn_begins_total", "tx_begin"),
+    ] {
+        let told = stats.lines().find_map(|it| it.strip_prefix(line)?.trim().parse::<f64>().ok()).context(line)?;
+        assert_eq!(metrics.at(series)?, told, "{series}");
+    }
+    assert_eq!(metrics.at("metaq_store_appended_records_total")?, 3.0);
+    assert_eq!(metrics.at("metaq_store_partitions")?, 1.0);
+    assert_eq!(metrics.at("metaq_broker_ready")?, 1.0);
+    assert_eq!(metrics.at("metaq_broker_accepting")?, 1.0);
+    assert!(metrics.at("metaq_store_syncs_total")? >= 1.0);
+    assert!(
+        metrics.0.keys().any(|series| series.starts_with("metaq_broker_info{") && series.contains("role=\"master\""))
+    );
+
+    assert_eq!(console.ask("GET /healthz")?, (200, "ok\n".to_owned()));
+    assert!(console.ask("GET /")?.1.contains("/readyz"));
+    assert_eq!(console.ask("GET /no-such-page")?.0, 404);
+    assert_eq!(console.ask("POST /readyz")?.0, 405);
+    // Another address of this machine: it would answer if it listened everywhere.
+    assert!(TcpStream::connect(("127.0.0.2", console.port)).is_err());
+    Ok(())
+}
+
+#[test]
+fn a_port_that_is_taken_keeps_nobody_from_serving() -> Result<()> {
+    let mut site = Site::new()?;
+    let console = Console::on(&mut site)?;
+    let other = TcpListener::bind(("127.0.0.1", console.port))?;
+    let mut master = site.start_master(&[])?;
+    Raw::connect(&master.address)?.put("test", 0, b"x")?.stored()?;
+    master.wait_for_line("no metrics: cannot listen")?;
+    drop(other);
+    console.wait_ready()
+}
+
+#[test]
+fn a_master_without_zookeeper_is_not_ready_and_says_why() -> Result<()> {
+    let mut zookeeper = ZooKeeper::start()?;
+    let mut site = Site::new()?;
+    site.set_zookeeper("zk.zkEnable", "true").set_zookeeper("zk.zkConnect", &zookeeper.connect());
+    site.set_zookeeper("zk.zkSessionTimeoutMs", "2000");
+    let console = Console::on(&mut site)?;
+    let _master = site.start_master(&[])?;
+    console.wait_ready()?;
+    assert_eq!(console.metrics()?.at("metaq_registry_registered")?, 1.0);
+    zookeeper.kill();
+    console.wait_reason("not_registered")?;
+    console.wait_reason("gate_shut")?;
+    assert_eq!(console.metrics()?.at("metaq_broker_not_ready{reason=\"gate_shut\"}")?, 1.0);
+    assert_eq!(console.ask("GET /healthz")?.0, 200);
+    zookeeper.run()?;
+    console.wait_ready()
+}
+
+#[test]
+fn the_lag_of_a_frozen_slave_appears_and_goes() -> Result<()> {
+    let mut site = Site::new()?;
+    four_partitions(&mut site);
+    let console = Console::on(&mut site)?;
+    let mut slaves = slave_site(four_partitions)?;
+    let slave_console = Console::on(&mut slaves)?;
+    let mut master = site.start_master(&[])?;
+    let mut raw = Raw::connect(&master.address)?;
+    raw.put("test", 0, b"first")?.stored()?;
+    let slave = start_slave(&slaves, 0, &master)?;
+    wait_level(&master, &slave, "test", 1)?;
+    console.wait_standing("following")?;
+    slave_console.wait_ready()?;
+    wait_until("no lag", || Ok((console.metrics()?.lag(0)?.0 == 0.0).then_some(())))?;
+
+    slave.signal(Signal::STOP)?;
+    for _ in 0..20 {
+        raw.put("test", 0, &[b'y'; 500])?.stored()?;
+    }
+    // Read once more, so that what was written is synced and with that the master's end.
+    wait_until("the lag", || {
+        raw.get("test", 0, i64::MAX, 1024)?;
+        let (bytes, messages, _) = console.metrics()?.lag(0)?;
+        Ok((bytes == 20.0 * 520.0 && messages == Some(20.0)).then_some(()))
+    })?;
+    console.wait_standing("lagging")?;
+    master.wait_for_line("the slave is lagging")?;
+    let (status, _, notes) = console.ready()?;
+    assert_eq!((status, notes), (200, vec!["slave_lagging".to_owned()]), "a master serves without its slaves");
+    assert!(console.metrics()?.lag(0)?.2 > 0.5);
+
+    slave.signal(Signal::CONT)?;
+    console.wait_standing("following")?;
+    master.wait_for_line("the slave keeps up again")?;
+    wait_until("no lag", || {
+        let (bytes, _, seconds) = console.metrics()?.lag(0)?;
+        Ok((bytes == 0.0 && seconds == 0.0).then_some(()))
+    })?;
+    assert_eq!(console.metrics()?.at("metaq_broker_throttled_puts_total")?, 0.0, "only reported, unless asked to");
+
+    master.signal(Signal::STOP)?;
+    slave_console.wait_reason("link_down")?;
+    assert_eq!(slave_console.metrics()?.at("metaq_link_following")?, 0.0);
+    master.signal(Signal::CONT)?;
+    slave_console.wait_ready()?;
+    drop(slave);
+    console.wait_standing("absent")
+}
+
+/// A slave that copies less than producers could send is late; that it catches up all the same, while they go on, is
+/// the throttle's doing.
+#[test]
+fn producers_are_held_back_until_the_slave_keeps_up() -> Result<()> {
+    let mut site = Site::new()?;
+    four_partitions(&mut site);
+    site.set("slaveLagAction", "throttle").set("slaveMaxDelayInMills", "200");
+    let console = Console::on(&mut site)?;
+    let slaves = slave_site(four_partitions)?;
+    let mut master = site.start_master(&[])?;
+    let limits = "slaveMaxDelayInMills=200\nslaveCatchUpBytesPerSecond=1000000\n";
+    let slave = start_limited_slave(&slaves, &master, limits)?;
+    let load = Load::start(&master, 4, 1000);
+    wait_until("the slave to ask", || Ok(console.metrics()?.lag(3).ok()))?;
+    console.wait_standing("following")?;
+    slave.signal(Signal::STOP)?;
+    master.wait_for_line("producers are held back")?;
+    console.wait_standing("lagging")?;
+    slave.signal(Signal::CONT)?;
+    wait_until("the slave to keep up under load", || {
+        let metrics = console.metrics()?;
+        let following = metrics.at("metaq_link_slave_standing{slave=\"0\",standing=\"following\"}")? == 1.0;
+        Ok((following && metrics.at("metaq_broker_throttled_puts_total")? > 0.0).then_some(()))
+    })?;
+    let longest = load.end()?;
+    assert!(longest < Duration::from_secs(3), "a put waited for {longest:?}");
+    assert!(console.metrics()?.at("metaq_broker_throttled_seconds_total")? > 0.0);
+    wait_until("nobody to be held back", || {
+        Ok((console.metrics()?.at("metaq_broker_throttle_delay_seconds")? == 0.0).then_some(()))
+    })?;
+    master.wait_for_line("producers are no longer held back")?;
+    wait_same(&site, &slaves)
+}
+
+#[test]
+fn a_catch_up_is_limited_and_shows_how_far_it_is() -> Result<()> {
+    let mut site = Site::new()?;
+    four_partitions(&mut site);
+    let console = Console::on(&mut site)?;
+    let mut slaves = slave_site(four_partitions)?;
+    let slave_console = Console::on(&mut slaves)?;
+    let mut master = site.start_master(&[])?;
+    let mut raw = Raw::connect(&master.address)?;
+    for message in 0..60 {
+        raw.put("test", message % 4, &[b'z'; 100_000])?.stored()?;
+    }
+    for partition in 0..4 {
+        raw.get("test", partition, 0, 1024)?;
+    }
+    let began = Instant::now();
+    let slave = start_limited_slave(&slaves, &master, "slaveCatchUpBytesPerSecond=1500000\n")?;
+    console.wait_standing("catching-up")?;
+    slave_console.wait_reason("lagging")?;
+    let left = wait_until("an estimate", || {
+        let metrics = slave_console.metrics()?;
+        let left = metrics.get("metaq_link_left_seconds").filter(|left| *left > 0.0);
+        Ok(left.map(|_| metrics.at("metaq_link_left_bytes")))
+    })??;
+    assert!(left > 0.0 && left < 6_100_000.0, "{left}");
+    let progress = Raw::connect(&slave.address)?.ask("stats replication")?.text();
+    assert!(progress.contains("\r\nprogress copied_bytes "), "{progress}");
+    slave_console.wait_ready()?;
+    assert!(began.elapsed() > Duration::from_secs(2), "6 MB at 1.5 MB/s took {:?}", began.elapsed());
+    console.wait_standing("following")?;
+    master.wait_for_line("the slave has caught up")?;
+    assert_eq!(slave_console.metrics()?.at("metaq_link_left_bytes")?, 0.0);
+    wait_same(&site, &slaves)
+}
+
+/// Nothing is put any more: what is not synced yet on the master follows.
+fn wait_same(master: &Site, slave: &Site) -> Result<()> {
+    wait_until("the same files", || Ok(assert_same(&master.data(), &slave.data()).ok()))
+}
+
+fn start_limited_slave(site: &Site, master: &Broker, properties: &str) -> Result<Broker> {
+    let path = site.path().join("slave.properties");
+    std::fs::write(&path, properties)?;
+    let path = path.display().to_string();
+    site.start_slave(&["--slave-id", "0", "--master", &master.address, "--slave-config", &path])
+}
