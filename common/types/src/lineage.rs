@@ -66,10 +66,16 @@ impl Lineage {
         self.newest().map_or(Epoch(0), |reign| reign.epoch)
     }
 
-    /// Begins another reign; of its starts only those are kept that are news. The oldest reigns are forgotten beyond
-    /// [`REIGNS_MAX`].
+    /// Begins another reign, whose `starts` name every partition the node holds: one of the past that they do not name is
+    /// not there (a slave took over the past and had not come to copy it) and so ends at 0. Of the starts only those are
+    /// kept that are news. The oldest reigns are forgotten beyond [`REIGNS_MAX`].
     pub fn begin(&mut self, mut reign: Reign) {
         assert!(reign.epoch > self.epoch(), "epochs grow");
+        for partition in self.0.iter().flat_map(|past| past.starts.keys()) {
+            if !reign.starts.contains_key(partition) {
+                reign.starts.insert(partition.clone(), Offset::ZERO);
+            }
+        }
         if let Some(newest) = self.0.len().checked_sub(1) {
             reign.starts.retain(|partition, start| self.start_of(newest, partition) != *start);
         }
@@ -313,6 +319,16 @@ mod tests {
         let Kinship::Shared(shared) = Kinship::of(&own, &theirs) else { panic!("they share a reign") };
         assert_eq!(shared.writer_of(&partition(), at(60)), "a");
         assert_eq!(shared.writer_of(&partition(), at(80)), "b");
+    }
+
+    /// B took over the past of A, where t-0 reached to 80, and was promoted before it had copied any of it.
+    #[test]
+    fn a_partition_that_a_successor_does_not_hold_ends_at_zero() {
+        let old = lineage(&[(1, "a", 0), (2, "a", 80)]);
+        let mut new = old.clone();
+        new.begin(Reign { epoch: Epoch(3), node: "b".into(), began_unix_ms: 0, starts: BTreeMap::new() });
+        let Kinship::Shared(shared) = Kinship::of(&old, &new) else { panic!("they share a reign") };
+        assert_eq!(shared.common_end(&partition(), at(300), at(500)), at(0));
     }
 
     #[test]
