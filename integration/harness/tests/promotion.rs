@@ -7,6 +7,7 @@ use metaq_harness::pair::wait_level;
 use metaq_harness::process::{Broker, Site, binary_path, wait_until};
 use metaq_harness::raw::{Raw, Stored};
 use metaq_harness::zookeeper::ZooKeeper;
+use rustix::process::Signal;
 use serde_json::Value;
 use std::fs;
 use std::process::Command;
@@ -163,5 +164,43 @@ fn a_level_slave_is_safe_while_it_listens() -> Result<()> {
     assert_eq!(code, 10);
     let (code, report) = dry_run(&b)?;
     assert_eq!((code, report["slave"].is_null()), (0, true), "it reigned last: {report}");
+    Ok(())
+}
+
+/// With the master gone its slaves tell: the one that lacks least comes first.
+#[test]
+fn the_most_advanced_slave_comes_first() -> Result<()> {
+    let zookeeper = ZooKeeper::start()?;
+    let (a, b, c) = (site(Some(&zookeeper))?, site(Some(&zookeeper))?, site(Some(&zookeeper))?);
+    let mut master = a.start_master(&[])?;
+    master.wait_for_line("accepting messages")?;
+    let mut slaves = [b.start_slave(&["--slave-id", "0"])?, c.start_slave(&["--slave-id", "1"])?];
+    put_many(&master, 50)?;
+    for slave in &mut slaves {
+        slave.wait_for_line("following the master")?;
+        wait_level(&master, slave, "test", 2)?;
+    }
+    let status = |expected: [u64; 2]| {
+        wait_until("the slaves in their order", || {
+            let (code, rows) = metaq(&a, &["replica", "status"])?;
+            assert_eq!(code, 0);
+            let order: Vec<_> = rows.as_array().context("a list")?.iter().map(|row| row["slave"].as_u64()).collect();
+            let ranked = rows.as_array().is_some_and(|rows| rows.iter().all(|row| !row["rank"].is_null()));
+            Ok((ranked && order == expected.map(Some)).then_some(rows))
+        })
+    };
+    let rows = status([0, 1])?;
+    assert_eq!((&rows[0]["state"], &rows[0]["epoch"]), (&Value::from("following"), &Value::from(1)), "{rows}");
+
+    slaves[0].signal(Signal::STOP)?;
+    put_many(&master, 50)?;
+    wait_level(&master, &slaves[1], "test", 2)?;
+    master.kill()?;
+    slaves[0].signal(Signal::CONT)?;
+    let rows = status([1, 0])?;
+    assert_eq!((&rows[0]["state"], &rows[0]["lag_bytes"]), (&Value::from("lost"), &Value::from(0)), "{rows}");
+    // But for what was on its way to it when it froze.
+    assert!(rows[1]["lag_bytes"].as_u64().is_some_and(|bytes| bytes > 4000), "{rows}");
+    assert!(rows[0]["last_error"].is_string(), "{rows}");
     Ok(())
 }

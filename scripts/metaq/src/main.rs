@@ -9,6 +9,7 @@ mod consume;
 mod position;
 mod promote;
 mod put;
+mod ranking;
 mod replicas;
 mod show;
 mod topics;
@@ -74,8 +75,8 @@ enum TopicCommand {
 
 #[derive(Subcommand)]
 enum ReplicaCommand {
-    /// How far every slave has copied every partition of its master
-    Status,
+    /// How far the slaves are, the one to promote first; they tell it themselves when the master is gone
+    Status(replicas::StatusArgs),
 }
 
 fn main() -> ExitCode {
@@ -120,7 +121,7 @@ async fn run(args: Args) -> anyhow::Result<ExitCode> {
         Command::Put(put) => put::run(&source, put, args.format).await,
         Command::Consume(consume) => consume::run(&source, consume, args.format).await,
         Command::Topic(TopicCommand::List) => topics::list(&source, args.format).await,
-        Command::Replica(ReplicaCommand::Status) => replicas::status(&source, args.format).await,
+        Command::Replica(ReplicaCommand::Status(status)) => replicas::status(&source, &status, args.format).await,
         Command::Txn(command) => txn::run(&source, command, args.format).await,
         Command::Cert(_) | Command::Promote(_) => unreachable!("handled above"),
     }?;

@@ -1,14 +1,24 @@
-//! `metaq replica status`.
+//! `metaq replica status`: the slaves in the order in which they would be promoted, or every copy of every partition.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::{SystemTime, UNIX_EPOCH};
 
+use clap::Args;
 use metaq_link::progress;
 use metaq_link::replicas::{ReplicaLine, parse_stats};
-use metaq_types::{BrokerId, Offset, PartitionId, SlaveId};
+use metaq_types::{BrokerId, Lineage, Offset, PartitionId, SlaveId};
 use serde::Serialize;
 
 use crate::cluster::{self, Source};
+use crate::ranking::{self, Candidate, Said, Sight};
 use crate::show::{self, Column, Format, or_dash};
+
+#[derive(Args)]
+pub(crate) struct StatusArgs {
+    /// One line a slave and partition, instead of one a slave
+    #[arg(long)]
+    partitions: bool,
+}
 
 /// One slave's copy of one partition.
 #[derive(Debug, PartialEq, Serialize)]
@@ -36,27 +46,83 @@ struct Told {
     /// The master's view, or why it is not known.
     replicas: Result<Vec<ReplicaLine>, String>,
     master_ends: BTreeMap<PartitionId, Offset>,
-    slaves: BTreeMap<SlaveId, Result<Slave, String>>,
+    slaves: BTreeMap<SlaveId, Result<Said, String>>,
+    addresses: BTreeMap<SlaveId, String>,
 }
 
-/// What a slave says of itself.
-struct Slave {
-    ends: BTreeMap<PartitionId, Offset>,
-    /// Partitions it does not copy at the moment, and why.
-    notes: BTreeMap<PartitionId, String>,
-}
-
-pub(crate) async fn status(source: &Source, format: Format) -> anyhow::Result<()> {
+pub(crate) async fn status(source: &Source, args: &StatusArgs, format: Format) -> anyhow::Result<()> {
     let found = source.look().await?;
-    let mut rows = Vec::new();
+    let mut all = Vec::new();
     for (id, broker) in &found.brokers {
-        let told = ask(*id, broker).await;
-        rows.extend(rows_of(&told));
+        all.push(ask(*id, broker).await);
     }
-    if rows.is_empty() && format == Format::Table {
+    if all.iter().all(|told| slave_ids(told).is_empty()) && format == Format::Table {
         println!("no slave is known: neither registered nor to any master");
         return Ok(());
     }
+    match args.partitions {
+        true => print_partitions(&all, format),
+        false => print_candidates(&all, format),
+    }
+}
+
+/// The slaves of each broker, the one to promote first.
+fn print_candidates(all: &[Told], format: Format) -> anyhow::Result<()> {
+    let now_unix_ms = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64);
+    let candidates: Vec<Candidate> = all.iter().flat_map(|told| candidates_of(told, now_unix_ms)).collect();
+    let columns = [
+        Column("BROKER", true),
+        Column("RANK", true),
+        Column("SLAVE", true),
+        Column("ADDRESS", false),
+        Column("EPOCH", true),
+        Column("STATE", false),
+        Column("LAG BYTES", true),
+        Column("LAG SECONDS", true),
+        Column("HEARD", true),
+        Column("LEVEL", true),
+        Column("LAST ERROR", false),
+    ];
+    let seconds = |seconds: Option<f64>| or_dash(seconds.map(|seconds| format!("{seconds:.1}")));
+    show::rows(format, &columns, &candidates, |candidate| {
+        vec![
+            candidate.broker.to_string(),
+            or_dash(candidate.rank),
+            candidate.slave.to_string(),
+            or_dash(candidate.address.clone()),
+            or_dash(candidate.epoch),
+            candidate.state.to_owned(),
+            or_dash(candidate.lag_bytes),
+            seconds(candidate.lag_seconds),
+            or_dash(candidate.silent_seconds.map(|seconds| format!("{seconds:.1} s ago"))),
+            format!("{}/{}", candidate.partitions - candidate.behind, candidate.partitions),
+            candidate.last_error.clone().unwrap_or_default(),
+        ]
+    })?;
+    if format == Format::Table {
+        for told in all {
+            if let Err(reason) = &told.replicas {
+                eprintln!("broker {}: {reason}; this is what its slaves say", told.broker);
+            }
+        }
+    }
+    Ok(())
+}
+
+fn candidates_of(told: &Told, now_unix_ms: u64) -> Vec<Candidate> {
+    let lines = told.replicas.as_deref().unwrap_or_default();
+    let sight = |slave: &SlaveId| {
+        let lines: Vec<&ReplicaLine> = lines.iter().filter(|line| line.slave == *slave).collect();
+        let address = told.addresses.get(slave).or_else(|| lines.first().map(|line| &line.address));
+        let says = told.slaves.get(slave).map(|says| says.as_ref().map_err(String::as_str));
+        Sight { slave: slave.get(), address: address.map(String::as_str), says, lines }
+    };
+    let slaves: Vec<Sight<'_>> = slave_ids(told).iter().map(sight).collect();
+    ranking::rank(told.broker.get(), &slaves, &told.master_ends, now_unix_ms)
+}
+
+fn print_partitions(all: &[Told], format: Format) -> anyhow::Result<()> {
+    let rows: Vec<Row> = all.iter().flat_map(rows_of).collect();
     let columns = [
         Column("BROKER", true),
         Column("SLAVE", true),
@@ -89,7 +155,13 @@ pub(crate) async fn status(source: &Source, format: Format) -> anyhow::Result<()
 }
 
 async fn ask(id: BrokerId, broker: &metaq_registry::ClusterBroker) -> Told {
-    let mut told = Told { broker: id, replicas: Ok(Vec::new()), master_ends: BTreeMap::new(), slaves: BTreeMap::new() };
+    let mut told = Told {
+        broker: id,
+        replicas: Ok(Vec::new()),
+        master_ends: BTreeMap::new(),
+        slaves: BTreeMap::new(),
+        addresses: broker.slaves.clone(),
+    };
     match &broker.master {
         None => told.replicas = Err("no master is registered".to_owned()),
         Some(address) => match ask_master(address).await {
@@ -111,27 +183,33 @@ async fn ask_master(address: &str) -> anyhow::Result<(Vec<ReplicaLine>, BTreeMap
     Ok((replicas, ends(&client).await?))
 }
 
-async fn ask_slave(address: &str) -> anyhow::Result<Slave> {
+async fn ask_slave(address: &str) -> anyhow::Result<Said> {
     let client = cluster::connect(address).await?;
     let ends = ends(&client).await?;
     let text = client.stats("replication").await?;
-    let copies = progress::parse_stats(&String::from_utf8_lossy(&text)).map(|status| status.partitions);
-    let notes = copies.unwrap_or_default().into_iter().filter_map(|copy| Some((copy.partition, copy.note?)));
-    Ok(Slave { ends, notes: notes.collect() })
+    let link = progress::parse_stats(&String::from_utf8_lossy(&text));
+    let text = client.stats("lineage").await?;
+    let text = String::from_utf8_lossy(&text);
+    let reigns: Vec<&str> = text.lines().filter(|line| !matches!(*line, "STATS" | "END")).collect();
+    let lineage = reigns.join("\n").parse::<Lineage>().ok();
+    Ok(Said { ends, link, epoch: lineage.map(|lineage| lineage.epoch().0) })
 }
 
 async fn ends(client: &metaq_client::Client) -> anyhow::Result<BTreeMap<PartitionId, Offset>> {
     Ok(cluster::partitions(client).await?.into_iter().map(|listed| (listed.partition, listed.end)).collect())
 }
 
+/// Registered, or known to the master.
+fn slave_ids(told: &Told) -> BTreeSet<SlaveId> {
+    let lines = told.replicas.as_deref().unwrap_or_default();
+    told.slaves.keys().copied().chain(lines.iter().map(|line| line.slave)).collect()
+}
+
 /// Every partition that the master or the slave knows of, for every slave that is registered or known to the master.
 fn rows_of(told: &Told) -> Vec<Row> {
     let lines = told.replicas.as_deref().unwrap_or_default();
-    let mut slaves: Vec<SlaveId> = told.slaves.keys().copied().chain(lines.iter().map(|line| line.slave)).collect();
-    slaves.sort_unstable();
-    slaves.dedup();
     let mut rows = Vec::new();
-    for slave in slaves {
+    for slave in slave_ids(told) {
         let says = told.slaves.get(&slave);
         let own = says.and_then(|says| says.as_ref().ok());
         let confirmed: BTreeMap<&PartitionId, &ReplicaLine> =
@@ -152,11 +230,12 @@ fn row(
     slave: SlaveId,
     partition: &PartitionId,
     line: Option<&ReplicaLine>,
-    says: Option<&Result<Slave, String>>,
+    says: Option<&Result<Said, String>>,
 ) -> Row {
     let own = says.and_then(|says| says.as_ref().ok());
     let slave_end = own.and_then(|own| own.ends.get(partition)).copied();
-    let note = own.and_then(|own| own.notes.get(partition));
+    let copies = own.and_then(|own| own.link.as_ref()).into_iter().flat_map(|link| &link.partitions);
+    let note = copies.filter(|copy| copy.partition == *partition).find_map(|copy| copy.note.as_ref());
     let master_end = line.map(|line| line.end).or_else(|| told.master_ends.get(partition).copied());
     let reached = line.map(|line| line.confirmed).or(slave_end);
     let lag_bytes = line.map(|line| line.lag_bytes).or_else(|| {
