@@ -4,11 +4,12 @@ use crate::metrics::Counters;
 use crate::node::{NodeRole, Shared};
 use metaq_config::BrokerConfig;
 use metaq_link::progress::LinkStatus;
+use metaq_link::quorum::{LogStanding, Quorums};
 use metaq_link::replicas::ReplicaLine;
 use metaq_link::standing::Standing;
 use metaq_net::refusals::Refusals;
 use metaq_store::Store;
-use metaq_types::SlaveId;
+use metaq_types::{PartitionId, SlaveId};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -97,6 +98,25 @@ impl NodeView {
     /// Transactions that are not over; none on a slave.
     pub fn open_transactions(&self) -> usize {
         self.0.transactions.get().map_or(0, |coordinator| coordinator.lines().len())
+    }
+
+    /// Partitions whose quorum asks for more members than are there now, those that hold nothing yet excepted.
+    pub fn short_of_quorum(&self) -> Vec<LogStanding> {
+        if !self.0.quorum.is_on() {
+            return Vec::new();
+        }
+        let holds_something = |id: &PartitionId| {
+            let positions = self.0.store.get(&id.topic, id.number as i32).map(|partition| partition.positions());
+            positions.is_some_and(|positions| positions.written > positions.kept)
+        };
+        let mut standings = self.0.quorum.look(Quorums::standings);
+        standings.retain(|log| log.members < log.rules.quorum && holds_something(&log.partition));
+        standings
+    }
+
+    /// Until our certificate ends; `None` without one.
+    pub fn certificate_days_left(&self) -> Option<i64> {
+        self.0.identity.get().map(|identity| identity.current().facts.days_left(metaq_net::certs::now_unix()))
     }
 
     /// A master's slaves: how they stand, and how long ago each asked for something.

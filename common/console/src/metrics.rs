@@ -52,6 +52,12 @@ metrics! {
         "How long a producer's connection pauses after each turn, as slaves are behind (slaveLagAction=throttle); 0: nobody is held back, 1: the limit";
     THROTTLED_PUTS: Counter "metaq_broker_throttled_puts" [] "Messages after which their connection had to pause";
     THROTTLED_SECONDS: Counter "metaq_broker_throttled_seconds" [] "Time of these pauses, summed up over the connections";
+    SHORT_OF_QUORUM: Gauge "metaq_broker_short_of_quorum_partitions" []
+        "Partitions whose ackQuorum asks for more members than are there now; their messages are refused, or downgraded";
+    REFUSED_PUTS: Counter "metaq_broker_quorum_refused_puts" [] "Messages refused for that; nothing of them was stored";
+    UNCONFIRMED_PUTS: Counter "metaq_broker_unconfirmed_puts" []
+        "Messages stored here that ackQuorum did not confirm in time; their outcome is unknown to the producer";
+    DOWNGRADED_PUTS: Counter "metaq_broker_downgraded_puts" [] "Messages taken on without their quorum (ackQuorumDowngrade)";
 
     BEGINS: Counter "metaq_txn_begins" [] "Local transactions begun, repeated requests too";
     XA_BEGINS: Counter "metaq_txn_xa_begins" [] "XA branches begun, repeated requests too";
@@ -103,6 +109,8 @@ metrics! {
 
     REGISTERED: Gauge "metaq_registry_registered" [] "1 while clients can find this node in ZooKeeper; 1 without ZooKeeper";
 
+    CERTIFICATE_DAYS: Gauge "metaq_net_certificate_left_days" []
+        "Days until this node's certificate ends, negative afterwards; absent without one";
     REFUSED: Counter "metaq_net_refused_handshakes" ["reason"] "Peers that were not let in over TLS or QUIC";
 
     RESIDENT: Gauge "process_resident_memory_bytes" [] "Memory of the process";

@@ -47,6 +47,12 @@ pub(crate) enum Role {
     Master {
         /// Why nothing is acknowledged now.
         gate_shut: Option<String>,
+        /// The most members that a topic asks for and cannot do without.
+        quorum: u32,
+        /// Partitions that have fewer members than `ackQuorum` asks for, and refuse messages for that.
+        short_of_quorum: Vec<PartitionId>,
+        /// Those that take messages all the same, as `ackQuorumDowngrade` allows.
+        downgraded: Vec<PartitionId>,
         slaves: Vec<(SlaveId, Standing)>,
     },
     Slave {
@@ -60,10 +66,19 @@ impl Facts {
         let node = &watched.node;
         let role = match node.link() {
             Some(link) => Role::Slave { link, bound: watched.bound },
-            None => Role::Master {
-                gate_shut: node.gate_shut(),
-                slaves: node.slaves().into_iter().map(|(id, standing, _)| (id, standing)).collect(),
-            },
+            None => {
+                let short = node.short_of_quorum().into_iter();
+                let (downgraded, refusing): (Vec<_>, Vec<_>) = short.partition(|log| log.rules.downgrade);
+                let config = node.config();
+                let rules = config.topics.values().map(|topic| topic.ack).chain([config.system.ack]);
+                Role::Master {
+                    gate_shut: node.gate_shut(),
+                    quorum: rules.filter(|rules| !rules.downgrade).map(|rules| rules.quorum).max().unwrap_or(1),
+                    short_of_quorum: refusing.into_iter().map(|log| log.partition).collect(),
+                    downgraded: downgraded.into_iter().map(|log| log.partition).collect(),
+                    slaves: node.slaves().into_iter().map(|(id, standing, _)| (id, standing)).collect(),
+                }
+            }
         };
         let store = node.store();
         let mut poisoned = Vec::new();
@@ -103,8 +118,10 @@ pub(crate) fn judge(facts: &Facts) -> Readiness {
         reasons.push(Statement { code: "not_served", detail });
     }
     match &facts.role {
-        Role::Master { gate_shut, slaves } => {
+        Role::Master { gate_shut, quorum, short_of_quorum, downgraded, slaves } => {
             reasons.extend(gate_shut.clone().map(|detail| Statement { code: "gate_shut", detail }));
+            reasons.extend(alone(*quorum, slaves).or_else(|| too_few("quorum", short_of_quorum)));
+            notes.extend(too_few("downgraded", downgraded));
             notes.extend(slaves.iter().filter_map(|(id, standing)| note_on(*id, *standing)));
         }
         Role::Slave { link, bound } => slave_reasons(link, *bound, &mut reasons),
@@ -126,6 +143,27 @@ fn poisoned(partitions: &[(PartitionId, String)]) -> Option<Statement> {
     let names = partitions.iter().map(|(partition, _)| partition.to_string());
     let detail = format!("a disk error made {} read-only until a restart: {reason}", some(names, partitions.len()));
     Some(Statement { code: "poisoned", detail })
+}
+
+/// A master without as many slaves as a topic asks for, whether or not something was put already.
+fn alone(quorum: u32, slaves: &[(SlaveId, Standing)]) -> Option<Statement> {
+    let connected = slaves.iter().filter(|(_, standing)| *standing != Standing::Absent).count();
+    if connected + 1 >= quorum as usize {
+        return None;
+    }
+    let detail =
+        format!("ackQuorum asks for {quorum} members, this master included, and {connected} slaves are connected");
+    Some(Statement { code: "quorum", detail })
+}
+
+fn too_few(code: &'static str, partitions: &[PartitionId]) -> Option<Statement> {
+    if partitions.is_empty() {
+        return None;
+    }
+    let names = some(partitions.iter().map(ToString::to_string), partitions.len());
+    let detail =
+        format!("ackQuorum asks for more members than are there now: {names}; 'stats quorum' names the missing");
+    Some(Statement { code, detail })
 }
 
 fn note_on(id: SlaveId, standing: Standing) -> Option<Statement> {
@@ -205,6 +243,9 @@ mod tests {
             failed: 0,
             role: Role::Master {
                 gate_shut: gate_shut.map(str::to_owned),
+                quorum: 1,
+                short_of_quorum: Vec::new(),
+                downgraded: Vec::new(),
                 slaves: vec![(SlaveId::new(0).unwrap(), standing)],
             },
         }
@@ -225,10 +266,7 @@ mod tests {
             bytes_per_second: 500,
             partitions: copies.iter().map(copy).collect(),
         };
-        Facts {
-            role: Role::Slave { link, bound: Duration::from_millis(500) },
-            ..master(None, Standing::Following)
-        }
+        Facts { role: Role::Slave { link, bound: Duration::from_millis(500) }, ..master(None, Standing::Following) }
     }
 
     fn check(facts: &Facts, reasons: &[&str], notes: &[&str]) {
@@ -244,7 +282,21 @@ mod tests {
         check(&master(None, Standing::Lagging), &[], &["slave_lagging"]);
         check(&master(None, Standing::Absent), &[], &["slave_absent"]);
         check(&master(Some("no lease"), Standing::Silent), &["gate_shut"], &["slave_silent"]);
-        let unregistered = Facts { registry: None, disk_low: true, stopping: true, ..master(None, Standing::Following) };
+        let mut short = master(None, Standing::Absent);
+        if let Role::Master { short_of_quorum, downgraded, .. } = &mut short.role {
+            short_of_quorum.push("t-0".parse().unwrap());
+            downgraded.push("t-1".parse().unwrap());
+        }
+        check(&short, &["quorum"], &["downgraded", "slave_absent"]);
+        for (standing, reasons) in [(Standing::Absent, &["quorum"][..]), (Standing::CatchingUp, &[])] {
+            let mut needs_one = master(None, standing);
+            if let Role::Master { quorum, .. } = &mut needs_one.role {
+                *quorum = 2;
+            }
+            assert_eq!(judge(&needs_one).reasons.iter().map(|it| it.code).collect::<Vec<_>>(), reasons, "{standing}");
+        }
+        let unregistered =
+            Facts { registry: None, disk_low: true, stopping: true, ..master(None, Standing::Following) };
         check(&unregistered, &["stopping", "not_registered", "disk_low"], &[]);
         check(&Facts { registry: Some(State::Disabled), ..master(None, Standing::Following) }, &[], &[]);
     }
@@ -267,7 +319,8 @@ mod tests {
         check(&slave(lost("no answer"), &[("t-0", 9000, None)]), &["link_down"], &[]);
         check(&slave(lost("foreign: another past"), &[]), &["foreign"], &[]);
         check(&slave(LinkState::NoMaster, &[]), &["link_down"], &[]);
-        let troubled = [("a-0", 0, Some("gap: bytes are gone")), ("b-0", 0, Some("diverged: beyond")), ("c-0", 0, None)];
+        let troubled =
+            [("a-0", 0, Some("gap: bytes are gone")), ("b-0", 0, Some("diverged: beyond")), ("c-0", 0, None)];
         check(&slave(following(), &troubled), &["diverged", "gap"], &[]);
         let passing = [("a-0", 0, Some("waiting: disk full"))];
         check(&slave(following(), &passing), &[], &[]);

@@ -283,6 +283,26 @@ fn the_lag_of_a_frozen_slave_appears_and_goes() -> Result<()> {
     console.wait_standing("absent")
 }
 
+#[test]
+fn a_master_that_needs_its_slave_is_not_ready_without_it() -> Result<()> {
+    let mut site = Site::new()?;
+    site.set("ackQuorum", "2");
+    let console = Console::on(&mut site)?;
+    let slaves = slave_site(|site| _ = site.set("ackQuorum", "2"))?;
+    let master = site.start_master(&[])?;
+    console.wait_reason("quorum")?;
+    assert_eq!(Raw::connect(&master.address)?.put("test", 0, b"x")?.code, 503);
+    let slave = start_slave(&slaves, 0, &master)?;
+    console.wait_ready()?;
+    wait_until("a message to be taken", || Ok(Raw::connect(&master.address)?.put("test", 0, b"x")?.stored().ok()))?;
+    drop(slave);
+    console.wait_reason("quorum")?;
+    let metrics = console.metrics()?;
+    assert_eq!(metrics.at("metaq_broker_short_of_quorum_partitions")?, 1.0);
+    assert!(metrics.at("metaq_broker_quorum_refused_puts_total")? >= 1.0);
+    Ok(())
+}
+
 /// A slave that copies less than producers could send is late; that it catches up all the same, while they go on, is
 /// the throttle's doing.
 #[test]

@@ -23,6 +23,9 @@ pub(crate) fn take(watched: &Watched) -> Samples {
         let refused = watched.node.refusals().count(reason);
         samples.put_for(&metrics::REFUSED, &[reason.label()], refused as f64);
     }
+    if let Some(days) = watched.node.certificate_days_left() {
+        samples.put(&metrics::CERTIFICATE_DAYS, days as f64);
+    }
     process(&mut samples);
     samples
 }
@@ -54,6 +57,10 @@ fn broker(watched: &Watched, samples: &mut Samples) {
     samples.count(&metrics::GET_MISSES, counters.get_misses());
     samples.count(&metrics::OFFSETS, counters.offsets());
     samples.count(&metrics::MALFORMED, counters.malformed_requests());
+    samples.count(&metrics::SHORT_OF_QUORUM, node.short_of_quorum().len() as u64);
+    samples.count(&metrics::REFUSED_PUTS, counters.puts_refused_by_quorum());
+    samples.count(&metrics::UNCONFIRMED_PUTS, counters.puts_unconfirmed());
+    samples.count(&metrics::DOWNGRADED_PUTS, counters.puts_downgraded());
     let throttled = node.throttled();
     samples.put(&metrics::THROTTLE_DELAY, throttled.delay.as_secs_f64());
     samples.count(&metrics::THROTTLED_PUTS, throttled.puts);
