@@ -4,8 +4,8 @@ use anyhow::{Context, Result};
 use metaq_broker::Node;
 use metaq_config::{BrokerConfig, Live, address};
 use metaq_registry::{Embedded, Registry, Role, Wanted, WantedTopic};
-use metaq_txn::Coordinator;
 use metaq_store::{RulesFor, Store, StoreOptions};
+use metaq_txn::Coordinator;
 use metaq_types::TopicName;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -51,7 +51,8 @@ pub fn open_transactions(live: &Live, store: &Arc<Store>) -> Result<Coordinator>
     let rules_from = live.clone();
     let rules: RulesFor = Arc::new(move |topic: &str| metaq_broker::rules_for(&rules_from.snapshot(), topic));
     let settings = metaq_broker::transaction_settings(&config);
-    let (coordinator, recovered) = Coordinator::open(Arc::clone(store), settings, rules).context("opening the transactions")?;
+    let (coordinator, recovered) =
+        Coordinator::open(Arc::clone(store), settings, rules).context("opening the transactions")?;
     for trouble in &recovered.trouble {
         error!("transactions: {trouble}");
     }

@@ -13,6 +13,7 @@ mod reload;
 mod retention;
 mod run;
 pub mod secure;
+mod succession;
 
 pub use reign::Consent;
 pub use reload::reload;

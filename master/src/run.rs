@@ -4,6 +4,7 @@ use crate::reign::{self, Consent};
 use crate::reload::reload;
 use crate::retention::Retention;
 use crate::secure;
+use crate::succession;
 use anyhow::{Context, Result, bail};
 use metaq_broker::{Node, NodeOptions, NodeRole, Successor};
 use metaq_config::{BrokerConfig, Live};
@@ -53,6 +54,8 @@ async fn serve(config: BrokerConfig, local: bool, consent: Consent) -> Result<()
         let live = live.clone();
         tokio::task::spawn_blocking(move || assembly::open_store(&live)).await.context("opening the store")??
     };
+    let transport = secure::link_transport(&config, identity.as_ref());
+    succession::settle(&config, &store, &transport, consent).await?;
     let promotion = reign::measure_promotion(&store, &config.system.data_path)?;
     let promoted = promotion.is_some();
     reign::check_gaps(&store, consent)?;
@@ -92,10 +95,8 @@ async fn serve(config: BrokerConfig, local: bool, consent: Consent) -> Result<()
     console.follow_registry(registry.state());
     info!(uri, epoch = %store.epoch(), "serving as master");
     let predecessor = promotion.filter(|_| !config.zookeeper.enable).map(|promotion| promotion.master);
-    let _telling = predecessor.map(|uri| {
-        let transport = secure::link_transport(&config, identity.as_ref());
-        AbortOnDropHandle::new(tokio::spawn(reign::tell_predecessor(uri, transport, Arc::clone(&store))))
-    });
+    let _telling = predecessor
+        .map(|uri| AbortOnDropHandle::new(tokio::spawn(reign::tell_predecessor(uri, transport, Arc::clone(&store)))));
 
     let retention = Retention::start(&live, &store);
     let outcome = until_stopped(&live, &node, &store, &registry, &uri, &retention, &mut signals).await;

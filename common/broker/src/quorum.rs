@@ -50,13 +50,8 @@ impl Quorum {
             NodeRole::Master => Known::load(&config.system.data_path, store.epoch()),
             NodeRole::Slave { .. } => Known::Everything,
         };
-        let state = State {
-            quorums: Quorums::new(store.epoch(), now),
-            known,
-            reigns: false,
-            downgraded: false,
-            kept: None,
-        };
+        let state =
+            State { quorums: Quorums::new(store.epoch(), now), known, reigns: false, downgraded: false, kept: None };
         let is_on = AtomicBool::new(false);
         let quorum = Quorum { store: Arc::clone(store), state: Mutex::new(state), is_on, changed: Notify::new() };
         if matches!(role, NodeRole::Master) {
@@ -132,7 +127,9 @@ impl Quorum {
         let downgraded = admission != Admission::Full;
         if std::mem::replace(&mut state.downgraded, downgraded) != downgraded {
             match downgraded {
-                true => warn!(partition = %partition.id(), "acknowledging with fewer members than ackQuorum, as ackQuorumDowngrade allows"),
+                true => {
+                    warn!(partition = %partition.id(), "acknowledging with fewer members than ackQuorum, as ackQuorumDowngrade allows")
+                }
                 false => info!("acknowledging with the members that ackQuorum asks for again"),
             }
         }
@@ -146,8 +143,13 @@ impl Quorum {
 
     pub(crate) fn on_greeting(&self, slave: SlaveId, greeting: &Greeting) {
         let mut state = self.state.lock();
+        let before = state.quorums.roll().number();
         let acts = state.quorums.on_greeting(slave, greeting);
         self.act_all(&mut state, acts);
+        if state.quorums.roll().number() != before {
+            // The greetings that wait are answered, and tell of the new name.
+            self.store.bump_catalog();
+        }
     }
 
     pub(crate) fn on_disconnect(&self, slave: SlaveId) {

@@ -3,6 +3,8 @@
 use crate::node::{NodeRole, Shared, VERSION};
 use crate::realtime::Kind;
 use crate::topics::TopicState;
+use metaq_link::members::roll_text;
+use metaq_link::promotion::Record;
 use metaq_link::quorum_report::Report;
 use metaq_link::replicas::write_stats;
 use metaq_net::refusals::Reason;
@@ -54,6 +56,7 @@ pub(crate) fn stats(node: &Shared, item: &str) -> String {
         "transactions" => node.transactions.write_stats(&mut out),
         "replicas" => out.push_str(&write_stats(&node.replica_lines())),
         "quorum" => quorum(node, &mut out),
+        "roll" if matches!(node.role, NodeRole::Slave { .. }) => roll(node, &mut out),
         "lineage" => lineage(node, &mut out),
         "replication" if let NodeRole::Slave { progress, .. } = &node.role => {
             out.push_str(&metaq_link::progress::write_stats(&progress()));
@@ -90,6 +93,18 @@ fn quorum(node: &Shared, out: &mut String) {
         logs,
     };
     out.push_str(&report.to_string());
+}
+
+/// What this slave has on disk about its master's quorum.
+fn roll(node: &Shared, out: &mut String) {
+    match Record::load(&node.config.current().system.data_path) {
+        Ok(record) => {
+            let record = record.unwrap_or_default();
+            out.push_str(&roll_text(record.roll, record.quorum, &record.members));
+        }
+        // An error is no roll, and whoever reads it must not take it for an empty one.
+        Err(error) => out.push_str(&format!("ERROR {error}\r\n")),
+    }
 }
 
 /// Who was not let in, by reason.
@@ -162,13 +177,12 @@ fn topics(node: &Shared, out: &mut String) {
     }
 }
 
-/// The same for a replica, which copies the transaction journal as well, and first.
-pub(crate) fn replica_offsets(node: &Shared) -> String {
+/// The same for a replica, which copies the transaction journal as well, and first; up to ends that no quorum holds yet.
+pub(crate) fn replica_offsets(node: &Shared, end: impl Fn(&Positions) -> Offset) -> String {
     let mut out = String::from("STATS\r\n");
     let mut partitions = node.store.partitions();
     partitions.sort_by(|a, b| a.id().cmp(b.id()));
-    // A replica copies what is durable, confirmed or not.
-    write_offsets(node.store.journal().into_iter().chain(partitions), |positions| positions.durable, &mut out);
+    write_offsets(node.store.journal().into_iter().chain(partitions), end, &mut out);
     out.push_str("END\r\n");
     out
 }

@@ -12,6 +12,7 @@ mod append;
 mod board;
 mod compare;
 mod follow;
+mod heir;
 mod join;
 mod lane;
 mod recorder;
@@ -36,6 +37,7 @@ use board::Board;
 use recorder::Recorder;
 use session::SessionEnd;
 
+pub use heir::Peer;
 pub use transport::{LinkTransport, Way};
 
 const RECONNECT_PAUSE_MIN: Duration = Duration::from_millis(50);

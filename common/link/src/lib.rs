@@ -9,6 +9,7 @@
 //! (reading that text back). Nothing in here deletes or truncates: whatever does not fit stops one partition and says
 //! what to do. What must never come in: ZooKeeper, client connections, segment files.
 
+pub mod candidacy;
 pub mod confirmed;
 pub mod driver;
 pub mod lag;
@@ -23,6 +24,7 @@ pub mod quorum;
 pub mod quorum_report;
 pub mod rate;
 pub mod replicas;
+pub mod roll;
 pub mod standing;
 pub mod throttle;
 pub mod verdict;

@@ -37,6 +37,8 @@ pub enum Absence {
     Gone,
     /// It has not settled its past with this master.
     OtherReign { epoch: Epoch, ours: Epoch },
+    /// The members that count have not heard of it, and those that are gone cannot.
+    Unknown,
     /// It has not been level since it connected, or has let a put wait too long.
     Behind,
 }
@@ -48,6 +50,7 @@ impl Absence {
             Absence::None => "counts",
             Absence::Gone => "gone",
             Absence::OtherReign { .. } => "other-reign",
+            Absence::Unknown => "unknown",
             Absence::Behind => "behind",
         }
     }
@@ -85,6 +88,11 @@ impl fmt::Display for Shortage {
             match absence {
                 Absence::Gone => write!(f, "is gone since {seconds:.1} s")?,
                 Absence::Behind => write!(f, "is behind since {seconds:.1} s")?,
+                Absence::Unknown => write!(
+                    f,
+                    "is new and counts when the other members have heard of it (if they do not come back, restart the \
+                     master: its next reign begins with whoever is there)"
+                )?,
                 Absence::OtherReign { epoch, ours } => {
                     write!(f, "lives in epoch {epoch} instead of {ours} since {seconds:.1} s")?;
                 }
@@ -104,6 +112,13 @@ pub struct KnownMember {
     pub uri: String,
 }
 
+impl KnownMember {
+    /// One data directory under one id; a node that is not told may be any.
+    pub fn is(&self, slave_id: u32, node: &str) -> bool {
+        self.slave_id == slave_id && (self.node.is_empty() || node.is_empty() || self.node == node)
+    }
+}
+
 /// The word of a greeting: `0@NODE@URI,1@NODE@URI`.
 pub fn members_word(members: &[Member]) -> String {
     let one = |member: &Member| format!("{}@{}@{}", member.id, member.node, member.uri);
@@ -118,6 +133,23 @@ pub fn parse_members(word: &str) -> Vec<KnownMember> {
         Some(KnownMember { slave_id, node: parts.next()?.to_owned(), uri: parts.next()?.to_owned() })
     };
     word.split(',').filter_map(one).collect()
+}
+
+/// What a slave has on disk about the quorum of its master, as it tells another that is to be promoted: the lines of
+/// `stats roll`.
+pub fn roll_text(roll: u64, quorum: u32, members: &[KnownMember]) -> String {
+    let one = |member: &KnownMember| format!("{}@{}@{}", member.slave_id, member.node, member.uri);
+    let members: Vec<String> = members.iter().map(one).collect();
+    format!("roll {roll} quorum {quorum} members {}\r\n", members.join(","))
+}
+
+/// Reads what [`roll_text`] wrote: number, quorum, members.
+pub fn parse_roll(text: &str) -> Option<(u64, u32, Vec<KnownMember>)> {
+    let line = text.lines().find(|line| line.starts_with("roll "))?;
+    let mut words = line.split(' ');
+    let mut after = |name: &str| words.next().filter(|word| *word == name).and_then(|_| words.next());
+    let (roll, quorum) = (after("roll")?.parse().ok()?, after("quorum")?.parse().ok()?);
+    Some((roll, quorum, parse_members(after("members")?)))
 }
 
 #[cfg(test)]
@@ -163,6 +195,9 @@ mod tests {
         let known =
             |slave_id, node: &str, uri: &str| KnownMember { slave_id, node: node.to_owned(), uri: uri.to_owned() };
         assert_eq!(read, [known(0, "ab-cd", "meta://h:1"), known(7, "", "")]);
+        let text = roll_text(9, 2, &read);
+        assert_eq!(parse_roll(&format!("STATS\r\n{text}END\r\n")), Some((9, 2, read)));
+        assert_eq!(parse_roll("STATS\r\nroll\r\nresultCode 1\r\nEND\r\n"), None);
         assert_eq!(parse_members(""), []);
         assert_eq!(parse_members("x@y@z,3@n"), []);
     }

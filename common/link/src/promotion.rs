@@ -36,9 +36,12 @@ pub struct Record {
     /// The fewest members the master asked for to acknowledge a message, itself included; 1: it asked nobody.
     #[serde(default = "one", skip_serializing_if = "is_one")]
     pub quorum: u32,
-    /// The slaves that the master counted in its quorum, this one included if it was.
+    /// The slaves that the master may have counted in its quorum, this one included.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub members: Vec<KnownMember>,
+    /// The number of that list ([`crate::roll`]).
+    #[serde(default)]
+    pub roll: u64,
 }
 
 impl Default for Record {
@@ -50,6 +53,7 @@ impl Default for Record {
             partitions: BTreeMap::new(),
             quorum: 1,
             members: Vec::new(),
+            roll: 0,
         }
     }
 }
@@ -268,6 +272,7 @@ mod tests {
             ]),
             quorum: 2,
             members: vec![KnownMember { slave_id: 0, node: "ab".into(), uri: "meta://h:1".into() }],
+            roll: 7,
         }
     }
 

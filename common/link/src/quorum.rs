@@ -5,7 +5,7 @@
 //! members are at least there. What was confirmed once stays confirmed, whoever leaves later.
 //!
 //! A slave counts for a partition while it is connected, lives in the master's own reign (so it has settled its past with
-//! it), and has been level with the master once since it connected. One that lets a put wait for the whole
+//! it), is known to the others that count ([`crate::roll`]), and has been level with the master once since it connected. One that lets a put wait for the whole
 //! `ackTimeoutInMills` no longer counts until it is level again: so a member that hangs costs one such pause.
 //!
 //! Pure data; the broker keeps one [`Quorums`] behind a lock, passes the clock in, and does the [`Act`]s it gets back.
@@ -19,6 +19,7 @@ use metaq_types::{Epoch, Offset, PartitionId, SlaveId};
 use metaq_wire::Greeting;
 
 use crate::members::{Absence, Member, MemberState, Shortage};
+use crate::roll::Roll;
 
 /// How exactly the age of waiting puts is known, as a part of their time-out.
 const MARKS_PER_TIMEOUT: u32 = 40;
@@ -30,6 +31,7 @@ pub struct Quorums {
     epoch: Epoch,
     since: Instant,
     slaves: BTreeMap<SlaveId, Slave>,
+    roll: Roll,
     logs: HashMap<PartitionId, Log>,
     beyond_end: u64,
 }
@@ -42,8 +44,8 @@ struct Slave {
     epoch: Epoch,
     /// When it came or went.
     since: Instant,
-    /// It has counted for some partition in this reign.
-    has_counted: bool,
+    /// The others that count know of it.
+    admitted: bool,
 }
 
 #[derive(Debug)]
@@ -125,12 +127,14 @@ pub struct LogStanding {
 
 impl Quorums {
     pub fn new(epoch: Epoch, now: Instant) -> Quorums {
-        Quorums { epoch, since: now, slaves: BTreeMap::new(), logs: HashMap::new(), beyond_end: 0 }
+        let (slaves, logs) = (BTreeMap::new(), HashMap::new());
+        Quorums { epoch, since: now, slaves, roll: Roll::of(epoch), logs, beyond_end: 0 }
     }
 
     /// The reign has begun: whoever counted before has to say that it lives in this one.
     pub fn begin(&mut self, epoch: Epoch, now: Instant) {
-        (self.epoch, self.since) = (epoch, now);
+        (self.epoch, self.since, self.roll) = (epoch, now, Roll::of(epoch));
+        self.slaves.values_mut().for_each(|slave| slave.admitted = false);
     }
 
     /// From now on `partition` asks for a quorum; up to `confirmed` it is held by one already.
@@ -181,7 +185,7 @@ impl Quorums {
             connections: 0,
             epoch: Epoch(0),
             since: now,
-            has_counted: false,
+            admitted: false,
         });
         address.clone_into(&mut slave.member.address);
         (slave.connections, slave.since, slave.epoch) = (slave.connections + 1, now, Epoch(0));
@@ -190,19 +194,24 @@ impl Quorums {
         }
     }
 
-    /// Any greeting, the first included: it tells the reign the slave lives in.
+    /// Any greeting, the first included: it tells the reign the slave lives in, and whom it knows.
     pub fn on_greeting(&mut self, id: SlaveId, greeting: &Greeting) -> Vec<(PartitionId, Act)> {
         let Some(slave) = self.slaves.get_mut(&id) else { return Vec::new() };
-        if *slave.member.node != *greeting.node {
-            (slave.has_counted, slave.member.node) = (false, greeting.node.to_string());
-        }
-        slave.member.level = greeting.level;
+        let before = slave.epoch;
+        greeting.node.as_str().clone_into(&mut slave.member.node);
         greeting.uri.as_str().clone_into(&mut slave.member.uri);
-        let told = Epoch(greeting.epoch);
-        if std::mem::replace(&mut slave.epoch, told) == told {
-            return Vec::new();
+        (slave.member.level, slave.epoch) = (greeting.level, Epoch(greeting.epoch));
+        let quorum = self.logs.values().map(|log| log.rules.quorum).min();
+        if let Some(quorum) = quorum.filter(|_| slave.epoch == self.epoch) {
+            self.roll.greet(&slave.member, greeting.roll.unwrap_or(0));
+            self.roll.admit(quorum);
         }
-        self.settle_all()
+        let mut changed = before != slave.epoch;
+        for slave in self.slaves.values_mut() {
+            let admitted = self.roll.is_admitted(slave.member.id, &slave.member.node);
+            changed |= std::mem::replace(&mut slave.admitted, admitted) != admitted;
+        }
+        if changed { self.settle_all() } else { Vec::new() }
     }
 
     pub fn on_disconnect(&mut self, id: SlaveId, now: Instant) -> Vec<(PartitionId, Act)> {
@@ -212,6 +221,7 @@ impl Quorums {
             return Vec::new();
         }
         slave.since = now;
+        self.roll.part(id);
         self.settle_all()
     }
 
@@ -227,7 +237,7 @@ impl Quorums {
         now: Instant,
     ) -> Option<Act> {
         let log = self.logs.get_mut(partition)?;
-        let slave = self.slaves.get_mut(&id)?;
+        let _ = self.slaves.get(&id)?;
         let copy = log.copies.entry(id).or_insert(Copy { end: offset, in_sync: false, goal: None, since: now });
         if offset > end {
             self.beyond_end += 1;
@@ -240,7 +250,6 @@ impl Quorums {
             copy.goal = Some(end);
             copy.since = now;
         }
-        slave.has_counted |= copy.in_sync && slave.counts(self.epoch);
         log.settle(&self.slaves, self.epoch)
     }
 
@@ -249,10 +258,9 @@ impl Quorums {
     pub fn admit(&mut self, partition: &PartitionId, is_empty: bool, now: Instant) -> Result<Admission, Shortage> {
         let Some(log) = self.logs.get_mut(partition) else { return Ok(Admission::Full) };
         if is_empty {
-            for (id, slave) in self.slaves.iter_mut().filter(|(_, slave)| slave.counts(self.epoch)) {
+            for (id, _) in self.slaves.iter().filter(|(_, slave)| slave.counts(self.epoch)) {
                 let copy = Copy { end: Offset::ZERO, in_sync: true, goal: None, since: now };
                 log.copies.entry(*id).or_insert(copy);
-                slave.has_counted = true;
             }
         }
         let members = 1 + log.in_sync(&self.slaves, self.epoch).count() as u32;
@@ -303,9 +311,9 @@ impl Quorums {
         self.logs.values().map(|log| log.rules.quorum).min()
     }
 
-    /// The slaves that have counted in this reign: nobody else can hold what was acknowledged.
-    pub fn members(&self) -> Vec<Member> {
-        self.slaves.values().filter(|slave| slave.has_counted).map(|slave| slave.member.clone()).collect()
+    /// The slaves that may come to hold what is acknowledged in this reign, and nobody else can.
+    pub fn roll(&self) -> &Roll {
+        &self.roll
     }
 
     /// Every slave known, and whether it may count.
@@ -313,6 +321,7 @@ impl Quorums {
         let state = |slave: &Slave| match slave {
             Slave { connections: 0, .. } => Absence::Gone,
             Slave { epoch, .. } if *epoch != self.epoch => Absence::OtherReign { epoch: slave.epoch, ours: self.epoch },
+            Slave { admitted: false, .. } => Absence::Unknown,
             _ => Absence::None,
         };
         let since = |slave: &Slave| now.saturating_duration_since(slave.since);
@@ -340,11 +349,6 @@ impl Quorums {
     fn settle_all(&mut self) -> Vec<(PartitionId, Act)> {
         let mut acts = Vec::new();
         for (partition, log) in &mut self.logs {
-            for (id, copy) in log.copies.iter().filter(|(_, copy)| copy.in_sync) {
-                if let Some(slave) = self.slaves.get_mut(id) {
-                    slave.has_counted |= copy.in_sync && slave.counts(self.epoch);
-                }
-            }
             acts.extend(log.settle(&self.slaves, self.epoch).map(|act| (partition.clone(), act)));
         }
         acts
@@ -368,7 +372,7 @@ impl Quorums {
 
 impl Slave {
     fn counts(&self, epoch: Epoch) -> bool {
-        self.connections > 0 && self.epoch == epoch
+        self.connections > 0 && self.epoch == epoch && self.admitted
     }
 }
 

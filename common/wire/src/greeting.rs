@@ -62,8 +62,10 @@ pub struct Greeting {
     pub uri: Text,
     /// The fewest members that a master with a quorum asks for, itself included; `None`: it has none.
     pub quorum: Option<u32>,
-    /// The slaves that a master has counted in its quorum since its reign began, in the form of the link.
+    /// The slaves that a master may count in its quorum, in the form of the link.
     pub members: Text,
+    /// The number of that list; of a slave, the newest it has on disk.
+    pub roll: Option<u64>,
     /// Asks that the answer wait until the catalog differs from `catalog`, at most this long.
     pub wait: Option<Duration>,
 }
@@ -82,6 +84,7 @@ impl Greeting {
             uri: Text::default(),
             quorum: None,
             members: Text::default(),
+            roll: None,
             wait: None,
         }
     }
@@ -113,6 +116,7 @@ impl Greeting {
                 b"level" => greeting.level = Level::from_word(value),
                 b"uri" => greeting.uri = Text::from(&*String::from_utf8_lossy(value)),
                 b"quorum" => greeting.quorum = unsigned64(value).and_then(|quorum| u32::try_from(quorum).ok()),
+                b"roll" => greeting.roll = unsigned64(value),
                 b"members" => greeting.members = Text::from(&*String::from_utf8_lossy(value)),
                 b"wait" => greeting.wait = unsigned64(value).map(Duration::from_millis),
                 _ => {}
@@ -159,6 +163,9 @@ impl fmt::Display for Greeting {
         }
         if let Some(quorum) = self.quorum {
             write!(f, " quorum={quorum}")?;
+        }
+        if let Some(roll) = self.roll {
+            write!(f, " roll={roll}")?;
         }
         if !self.members.is_empty() {
             write!(f, " members={}", self.members)?;

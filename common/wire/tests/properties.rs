@@ -55,6 +55,7 @@ fn greeting() -> impl Strategy<Value = Greeting> {
             uri,
             quorum,
             members,
+            roll: catalog,
             wait: wait.map(Duration::from_millis),
         },
     )

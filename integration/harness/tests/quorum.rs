@@ -1,6 +1,6 @@
 //! Acknowledgements by a quorum, with real processes: F03, F15, members that hang, die and return, and promotions.
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use metaq_harness::pair::{assert_same, start_slave, wait_level};
 use metaq_harness::process::{Broker, Site, wait_until};
 use metaq_harness::raw::{Raw, Record, Stored};
@@ -256,7 +256,10 @@ fn the_quorum_is_switched_by_a_reload() -> Result<()> {
     master.signal(Signal::HUP)?;
     wait_until("the master to be enough", || Ok((raw.put("test", 0, b"alone")?.code == 200).then_some(())))?;
     let shown = bodies(&raw.read_all("test", 0, 0)?);
-    assert!(shown.starts_with(&["alone".to_owned()]) && shown.ends_with(&["both".to_owned(), "alone".to_owned()]), "{shown:?}");
+    assert!(
+        shown.starts_with(&["alone".to_owned()]) && shown.ends_with(&["both".to_owned(), "alone".to_owned()]),
+        "{shown:?}"
+    );
     Ok(())
 }
 
@@ -269,5 +272,170 @@ fn the_command_line_asks_for_a_quorum() -> Result<()> {
     let mut raw = Raw::connect(&master.address)?;
     assert_eq!(raw.put("test", 0, b"x")?.code, 503);
     assert_eq!(raw.put("alone", 0, b"x")?.code, 200, "a topic that says otherwise keeps its own");
+    Ok(())
+}
+
+/// Puts until the master is gone; everything that was acknowledged, with its bytes.
+fn put_until_gone(address: &str, partition: i32, round: usize, acked: &mut Vec<(Stored, Vec<u8>)>) {
+    let Ok(mut raw) = Raw::connect(address) else { return };
+    for n in 0.. {
+        let body = format!("round {round} partition {partition} message {n} {}", "x".repeat(n % 300)).into_bytes();
+        match raw.put("test", partition, &body) {
+            Ok(reply) => {
+                if let Ok(stored) = reply.stored() {
+                    acked.push((stored, body));
+                }
+            }
+            Err(_) => return,
+        }
+    }
+}
+
+fn wait_members(master: &Broker, members: u32, partitions: usize) -> Result<()> {
+    let mut raw = Raw::connect(&master.address)?;
+    let word = format!(" members {members} ");
+    let mut text = String::new();
+    wait_until("the members to count", || {
+        text = raw.ask("stats quorum")?.text();
+        let logs = text.lines().filter(|line| line.starts_with("log ") && line.contains(&word)).count();
+        Ok((logs >= partitions).then_some(()))
+    })
+    .with_context(|| format!("{text}; the master's log:\n{}", master.log_text()))
+}
+
+/// The bar of it all: a master killed under load, one of two slaves promoted, and again, with the old master as a slave.
+/// Nothing that was acknowledged is lost or moved, ever.
+#[test]
+fn nothing_acknowledged_is_lost_when_masters_are_killed_and_slaves_promoted() -> Result<()> {
+    let rounds = std::env::var("METAQ_ROUNDS").ok().and_then(|rounds| rounds.parse().ok()).unwrap_or(5);
+    let mut sites = Vec::new();
+    for _ in 0..3 {
+        let mut site = site(2)?;
+        site.topic("test", &[("numPartitions", "2")]);
+        sites.push(site);
+    }
+    let mut acked: [Vec<(Stored, Vec<u8>)>; 2] = Default::default();
+    let mut master = sites[0].start_master(&[])?;
+    let mut reigning = 0;
+    for round in 0..rounds {
+        let (one, two) = ((reigning + 1) % 3, (reigning + 2) % 3);
+        let (heir, other) =
+            (start_slave(&sites[one], one as u32, &master)?, start_slave(&sites[two], two as u32, &master)?);
+        for partition in 0..2 {
+            let mut raw = Raw::connect(&master.address)?;
+            let stored = wait_until("the quorum", || {
+                let reply = raw.put("test", partition, b"begin")?;
+                Ok((reply.code == 200).then_some(reply))
+            })?;
+            acked[partition as usize].push((stored.stored()?, b"begin".to_vec()));
+        }
+        wait_members(&master, 3, 2)?;
+        let before = acked[0].len();
+        let address = master.address.clone();
+        std::thread::scope(|scope| -> Result<()> {
+            for (partition, acked) in acked.iter_mut().enumerate() {
+                let address = &address;
+                scope.spawn(move || put_until_gone(address, partition as i32, round, acked));
+            }
+            let mut raw = Raw::connect(&master.address)?;
+            wait_until("some messages", || Ok((raw.end("test", 0)? > 30_000 * (round as u64 + 1)).then_some(())))?;
+            // The one that is to be promoted lacks what the other has acknowledged meanwhile.
+            heir.signal(Signal::STOP)?;
+            let end = raw.end("test", 0)?;
+            wait_until("more messages", || Ok((raw.end("test", 0)? > end + 3_000).then_some(())))?;
+            drop(raw);
+            master.kill()?;
+            Ok(())
+        })?;
+        assert!(acked[0].len() > before + 10, "the load was no load");
+        heir.signal(Signal::CONT)?;
+        assert!(heir.stop()?.success());
+        master = sites[one].start_slave(&[])?;
+        reigning = one;
+        drop(other);
+        // Held by the new master; readable as soon as its own quorum is there, which the next round asks for.
+        let slave = start_slave(&sites[two], two as u32, &master)?;
+        wait_members(&master, 2, 2)?;
+        let mut raw = Raw::connect(&master.address)?;
+        for (partition, acked) in acked.iter().enumerate() {
+            let all = raw.read_all("test", partition as i32, 0)?;
+            let mut found = all.iter().map(|record| (record.offset, record.id, &record.body));
+            for (stored, body) in acked {
+                let there =
+                    found.any(|(offset, id, bytes)| (offset, id) == (stored.offset, stored.id) && bytes == body);
+                assert!(there, "round {round}: lost or moved: {stored:?}");
+            }
+        }
+        drop(slave);
+        println!("round {round}: {} acknowledged, all there", acked.iter().map(Vec::len).sum::<usize>());
+    }
+    Ok(())
+}
+
+/// A slave that lacks what another may hold alone is not promoted, unless the operator accepts the loss.
+#[test]
+fn a_promotion_that_may_lose_something_is_refused() -> Result<()> {
+    let (a, mut b, mut c) = (site(2)?, site(2)?, site(2)?);
+    let master = a.start_master(&[])?;
+    let (one, two) = (start_slave(&b, 0, &master)?, start_slave(&c, 1, &master)?);
+    // Their addresses stay the same, as those of real nodes do.
+    b.set("serverPort", one.address.rsplit(':').next().unwrap_or_default());
+    c.set("serverPort", two.address.rsplit(':').next().unwrap_or_default());
+    first_put(&master, b"first")?;
+    wait_members(&master, 3, 1)?;
+    // Both have heard that both count, and have written it down.
+    for site in [&b, &c] {
+        wait_until("the record to name both", || {
+            let record = std::fs::read_to_string(site.data().join(".metaq/replica.json")).unwrap_or_default();
+            Ok((record.matches("\"slave_id\"").count() == 3).then_some(()))
+        })?;
+    }
+    one.signal(Signal::STOP)?;
+    let mut raw = Raw::connect(&master.address)?;
+    // The first may still wait for slave 0 in its socket.
+    for n in 0..5 {
+        raw.put("test", 0, format!("slave 0 lacks {n}").as_bytes())?.stored()?;
+    }
+    master.kill()?;
+    assert!(two.stop()?.success());
+    one.signal(Signal::CONT)?;
+    assert!(one.stop()?.success());
+
+    let mut refused = Broker::spawn(&b, "metaq-slave", &[])?;
+    assert_eq!(refused.wait_exit()?.code(), Some(1));
+    let log = refused.log_text();
+    assert!(log.contains("promotion refused") && log.contains("slave 1 (meta://127.0.0.1:"), "{log}");
+    assert!(log.contains("--accept-loss"), "{log}");
+    // With the other one there to be asked, what it holds more is copied first.
+    let two = c.start_slave(&["--slave-id", "1", "--master", "127.0.0.1:1"])?;
+    let mut promoted = b.start_slave(&[])?;
+    let line = promoted.wait_for_line("nothing that a quorum acknowledged is missing")?;
+    assert!(line.contains("others=1") && !line.contains("copied=0"), "{line}");
+    drop(two);
+    let _two = start_slave(&c, 1, &promoted)?;
+    wait_members(&promoted, 2, 1)?;
+    let seen = bodies(&Raw::connect(&promoted.address)?.read_all("test", 0, 0)?);
+    let lacking = (0..5).map(|n| format!("slave 0 lacks {n}"));
+    assert_eq!(seen, std::iter::once("first".to_owned()).chain(lacking).collect::<Vec<_>>());
+    Ok(())
+}
+
+/// What an operator has accepted is said, and done.
+#[test]
+fn an_accepted_loss_promotes() -> Result<()> {
+    let (a, b, c) = (site(2)?, site(2)?, site(2)?);
+    let master = a.start_master(&[])?;
+    let (one, two) = (start_slave(&b, 0, &master)?, start_slave(&c, 1, &master)?);
+    first_put(&master, b"first")?;
+    wait_members(&master, 3, 1)?;
+    wait_until("the record to name both", || {
+        let record = std::fs::read_to_string(b.data().join(".metaq/replica.json")).unwrap_or_default();
+        Ok((record.matches("\"slave_id\"").count() == 3).then_some(()))
+    })?;
+    master.kill()?;
+    two.kill()?;
+    assert!(one.stop()?.success());
+    let mut promoted = b.start_slave(&["--accept-loss"])?;
+    promoted.wait_for_line("as --accept-loss allows")?;
     Ok(())
 }

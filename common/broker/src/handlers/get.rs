@@ -10,6 +10,25 @@ use metaq_wire::{Get, ValueExtra};
 use std::sync::Arc;
 use tokio::time::Instant;
 
+/// Who asks.
+#[derive(Clone, Copy)]
+struct Asker {
+    /// A greeted slave: what it asks for confirms what it holds.
+    slave: Option<SlaveId>,
+    /// A node of the cluster, which reads what is not confirmed, and the journal.
+    is_node: bool,
+}
+
+impl Asker {
+    fn of(conversation: &Conversation) -> Asker {
+        Asker { slave: conversation.replica, is_node: conversation.replica.is_some() || conversation.is_heir }
+    }
+
+    fn reader(self) -> Reader {
+        if self.is_node { Reader::Replica } else { Reader::Consumer }
+    }
+}
+
 /// What a get comes to at this moment.
 enum Outcome {
     Answer(Answer),
@@ -20,28 +39,28 @@ enum Outcome {
 /// Answers with stored bytes, or with where to go on. With `wait=` and nothing to read the request is parked, and
 /// answered out of turn.
 pub(crate) fn get(conversation: &mut Conversation, get: Get) {
-    let node = &conversation.node;
+    let (node, asker) = (&conversation.node, Asker::of(conversation));
     node.counters.get();
     let state = node.topics.get(&get.topic);
     if let Some(state) = &state {
         state.count(Kind::Get, 1);
-        if conversation.replica.is_none() && !state.subscribe_open() {
+        if !asker.is_node && !state.subscribe_open() {
             let text = format!("topic {} is closed for subscription (acceptSubscribe=false, or removed)", get.topic);
             conversation.outbound().answer(get.opaque, Answer::text(Status::Forbidden, text));
             return;
         }
     }
-    if let Some(slave) = conversation.replica {
+    if let Some(slave) = asker.slave {
         confirm(node, slave, &get);
     }
-    let outcome = now(node, &get, conversation.replica);
+    let outcome = now(node, &get, asker);
     let wait = get.wait.filter(|wait| !wait.is_zero());
     match (outcome, wait) {
         (Outcome::Nothing(_), Some(wait)) if conversation.outbound().park() => {
             let parked = Parked {
                 node: Arc::clone(node),
                 outbound: Arc::clone(conversation.outbound()),
-                replica: conversation.replica,
+                asker,
                 until: Instant::now() + wait.min(LONG_POLL_MAX),
                 // Parked for long, it must not hold on to the read buffer its names are part of.
                 get: Get { topic: get.topic.detached(), group: get.group.detached(), ..get },
@@ -71,7 +90,7 @@ fn confirm(node: &Shared, slave: SlaveId, get: &Get) {
 struct Parked {
     node: Arc<Shared>,
     outbound: Arc<Outbound>,
-    replica: Option<SlaveId>,
+    asker: Asker,
     until: Instant,
     get: Get,
 }
@@ -80,7 +99,7 @@ impl Parked {
     async fn run(self) {
         let answer = loop {
             let late = tokio::time::timeout_at(self.until, self.something()).await.is_err();
-            match now(&self.node, &self.get, self.replica) {
+            match now(&self.node, &self.get, self.asker) {
                 Outcome::Answer(answer) => break answer,
                 Outcome::Nothing(answer) if late || self.node.is_stopping() => break answer,
                 Outcome::Nothing(_) => {}
@@ -93,7 +112,7 @@ impl Parked {
 
     /// A slave whose get waits here is level, which its lag is measured by.
     fn tell(&self, waiting: bool) {
-        let Some(slave) = self.replica else { return };
+        let Some(slave) = self.asker.slave else { return };
         let Some(partition) = self.node.store.get(&self.get.topic, self.get.partition) else { return };
         let mut replicas = self.node.replicas.lock();
         match waiting {
@@ -108,8 +127,8 @@ impl Parked {
         let store = &self.node.store;
         let end = Offset::from_wire(self.get.offset).unwrap_or_default();
         let readable = async {
-            match log(&self.node, &self.get, self.replica) {
-                Some(partition) => partition.readable_beyond(end, reader(self.replica)).await,
+            match log(&self.node, &self.get, self.asker) {
+                Some(partition) => partition.readable_beyond(end, self.asker.reader()).await,
                 None => {
                     store.catalog_beyond(generation).await;
                 }
@@ -122,21 +141,17 @@ impl Parked {
     }
 }
 
-fn reader(replica: Option<SlaveId>) -> Reader {
-    if replica.is_some() { Reader::Replica } else { Reader::Consumer }
-}
-
-/// What is read: a partition, or, by a replica only, the transaction journal.
-fn log(node: &Shared, get: &Get, replica: Option<SlaveId>) -> Option<Arc<Partition>> {
-    if replica.is_some() && *get.topic == *JOURNAL_TOPIC {
+/// What is read: a partition, or, by a node only, the transaction journal.
+fn log(node: &Shared, get: &Get, asker: Asker) -> Option<Arc<Partition>> {
+    if asker.is_node && *get.topic == *JOURNAL_TOPIC {
         return node.store.journal();
     }
     node.store.get(&get.topic, get.partition)
 }
 
 /// The checks of the original in its order (wire-protocol, "3.2 get").
-fn now(node: &Shared, get: &Get, replica: Option<SlaveId>) -> Outcome {
-    let Some(partition) = log(node, get, replica) else {
+fn now(node: &Shared, get: &Get, asker: Asker) -> Outcome {
+    let Some(partition) = log(node, get, asker) else {
         let text = missing_partition(&get.topic, get.partition);
         return Outcome::Nothing(Answer::text(Status::NotFound, text));
     };
@@ -145,19 +160,19 @@ fn now(node: &Shared, get: &Get, replica: Option<SlaveId>) -> Outcome {
         return Outcome::Answer(Answer::text(Status::BadRequest, text));
     };
     let max_bytes = max_bytes.min(node.max_transfer_size());
-    match partition.slice(get.offset, max_bytes, reader(replica)) {
+    match partition.slice(get.offset, max_bytes, asker.reader()) {
         SliceAt::Bytes(slice) => {
-            let extra = replica.map(|_| extra(node, &partition, slice.segment()));
+            let extra = asker.is_node.then(|| extra(node, &partition, slice.segment()));
             Outcome::Answer(Answer::Value { slice, extra })
         }
         SliceAt::Trimmed { oldest } => Outcome::Answer(Answer::moved(oldest)),
         SliceAt::Skip { to } => Outcome::Answer(Answer::moved(to)),
-        SliceAt::Beyond { end } if moves_back(node, get.offset, replica) => Outcome::Answer(Answer::moved(end)),
+        SliceAt::Beyond { end } if moves_back(node, get.offset, asker) => Outcome::Answer(Answer::moved(end)),
         SliceAt::AtEnd { unsynced } => {
             if unsynced {
                 partition.request_sync();
             }
-            let confirmed = replica.and_then(|_| confirmed(&partition));
+            let confirmed = confirmed(&partition).filter(|_| asker.is_node);
             Outcome::Nothing(not_found(get.offset, confirmed))
         }
         SliceAt::Beyond { .. } => Outcome::Answer(not_found(get.offset, None)),
@@ -170,8 +185,8 @@ fn now(node: &Shared, get: &Get, replica: Option<SlaveId>) -> Outcome {
 
 /// Whether a reader beyond the end is sent back to it. A slave may simply be behind, so there only the question for
 /// the newest place is answered so.
-fn moves_back(node: &Shared, offset: i64, replica: Option<SlaveId>) -> bool {
-    if replica.is_some() {
+fn moves_back(node: &Shared, offset: i64, asker: Asker) -> bool {
+    if asker.is_node {
         return false;
     }
     offset == Offset::MAX.wire()
@@ -180,7 +195,13 @@ fn moves_back(node: &Shared, offset: i64, replica: Option<SlaveId>) -> bool {
 
 fn extra(node: &Shared, partition: &Partition, segment: Offset) -> ValueExtra {
     let journal = node.transactions.get().filter(|_| !partition.id().is_journal()).map(|c| c.journal_bound());
-    ValueExtra { segment, end: partition.positions().durable, epoch: node.store.epoch().0, journal, confirmed: confirmed(partition) }
+    ValueExtra {
+        segment,
+        end: partition.positions().durable,
+        epoch: node.store.epoch().0,
+        journal,
+        confirmed: confirmed(partition),
+    }
 }
 
 /// What a quorum holds, where one is asked for.

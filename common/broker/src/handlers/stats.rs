@@ -10,7 +10,10 @@ pub(crate) fn stats(conversation: &Conversation, stats: &Stats) {
     let node = &conversation.node;
     let body = match &*stats.item {
         "config" => Bytes::copy_from_slice(&node.config.current().text),
-        "offsets" if conversation.replica.is_some() => Bytes::from(view::replica_offsets(node)),
+        "offsets" if conversation.replica.is_some() => {
+            Bytes::from(view::replica_offsets(node, |positions| positions.durable))
+        }
+        "offsets" if conversation.is_heir => Bytes::from(view::replica_offsets(node, |positions| positions.written)),
         item => Bytes::from(view::stats(node, item)),
     };
     conversation.outbound().answer(stats.opaque, Answer::Text(Status::Success, body));

@@ -6,6 +6,7 @@ use crate::outbound::Outbound;
 use metaq_config::ReplicationTransport;
 use metaq_link::members::members_word;
 use metaq_net::refusals::Reason;
+use metaq_store::Partition;
 use metaq_types::limits::LONG_POLL_MAX;
 use metaq_types::{Epoch, Opaque, SlaveId, Status};
 use metaq_wire::{Greeting, Role, Version};
@@ -28,7 +29,10 @@ pub(crate) fn version(conversation: &mut Conversation, version: Version) {
         conversation.node.gate.replace(Successor { epoch, node, uri: String::new() });
     }
     match greeting.role {
-        Role::Master => conversation.outbound().answer(version.opaque, welcome(&conversation.node)),
+        Role::Master => {
+            conversation.is_heir = is_heir(&conversation.node, &greeting);
+            conversation.outbound().answer(version.opaque, welcome(&conversation.node));
+        }
         Role::Slave => greet(conversation, version.opaque, greeting),
     }
 }
@@ -41,6 +45,16 @@ fn is_newer(node: &Shared, greeting: &Greeting) -> bool {
     node.fenced_by_greeting
         && matches!(node.role, NodeRole::Master)
         && (theirs > own || (theirs == own && theirs > Epoch(0) && reigns))
+}
+
+/// Whether a slave is greeted by another of the same reign that is about to be promoted, and may need what we hold more.
+fn is_heir(node: &Shared, greeting: &Greeting) -> bool {
+    let is_heir = matches!(node.role, NodeRole::Slave { .. }) && Epoch(greeting.epoch) == node.store.epoch();
+    if is_heir {
+        info!(node = &*greeting.node, "another slave of our reign is to be promoted, and reads what it lacks here");
+        node.store.logs().iter().for_each(Partition::request_sync);
+    }
+    is_heir
 }
 
 /// The answer to a greeting on a connection that proves nothing, where proof is asked for.
@@ -117,8 +131,8 @@ async fn catalog_change(node: Arc<Shared>, outbound: Arc<Outbound>, opaque: Opaq
 fn welcome(node: &Shared) -> Answer {
     let role = if matches!(node.role, NodeRole::Master) { "master" } else { "slave" };
     let quorum = node.quorum.look(|quorums| {
-        let members = members_word(&quorums.members());
-        quorums.smallest().map(|smallest| format!(" quorum={smallest} members={members}"))
+        let (roll, members) = (quorums.roll().number(), members_word(&quorums.roll().members()));
+        quorums.smallest().map(|smallest| format!(" quorum={smallest} roll={roll} members={members}"))
     });
     let text = format!(
         "{VERSION} role={role} epoch={} node={} catalog={} ids={} config={}{}",

@@ -7,7 +7,7 @@ use bytes::Bytes;
 use metaq_types::{Offset, PartitionId};
 use metaq_wire::Greeting;
 use parking_lot::Mutex;
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 
 use super::LinkOptions;
 use crate::lag::{LagClock, LogEnd};
@@ -16,6 +16,9 @@ use crate::progress::{LinkState, LinkStatus, PartitionStatus};
 use crate::promotion::{Known, Record};
 use crate::pull::Pull;
 use crate::rate::Rate;
+
+/// How long a greeting waits for the record to be written.
+const SAVE_PATIENCE: Duration = Duration::from_secs(2);
 
 /// Where tasks put down what they see and others read it.
 pub(super) struct Board {
@@ -33,6 +36,10 @@ pub(super) struct Board {
     /// It is to be fetched although the master has not told of a change.
     pub(super) config_asked: AtomicBool,
     quorum: Mutex<Quorum>,
+    /// The list of members that is on disk.
+    saved_roll: watch::Sender<u64>,
+    /// Told when the record cannot wait for its time.
+    pub(super) save: Notify,
     /// What earlier runs knew, for partitions and a master this run has not seen yet.
     before: Record,
 }
@@ -96,6 +103,8 @@ struct Quorum {
     members: Vec<KnownMember>,
     /// As [`Record::quorum`].
     smallest: u32,
+    /// The number of the list of members.
+    roll: u64,
 }
 
 impl Cell {
@@ -122,20 +131,40 @@ impl Board {
             rate: Mutex::default(),
             config: watch::Sender::new(None),
             config_asked: AtomicBool::new(false),
-            quorum: Mutex::new(Quorum { members: before.members.clone(), smallest: before.quorum }),
+            saved_roll: watch::Sender::new(before.roll),
+            save: Notify::new(),
+            quorum: Mutex::new(Quorum { members: before.members.clone(), smallest: before.quorum, roll: before.roll }),
             before,
         }
     }
 
-    /// What the master's greeting says of its quorum.
-    pub(super) fn see_quorum(&self, greeting: &Greeting) {
-        let quorum =
-            Quorum { members: members::parse_members(&greeting.members), smallest: greeting.quorum.unwrap_or(1) };
-        let mut known = self.quorum.lock();
-        if *known != quorum {
+    /// What the master's greeting says of its quorum. Returns when the members it names are on disk, or cannot be put
+    /// there in time.
+    pub(super) async fn see_quorum(&self, greeting: &Greeting) {
+        let roll = greeting.roll.unwrap_or(0);
+        let members = members::parse_members(&greeting.members);
+        let quorum = Quorum { members, smallest: greeting.quorum.unwrap_or(1), roll };
+        {
+            let mut known = self.quorum.lock();
+            if *known == quorum {
+                return;
+            }
             *known = quorum;
-            self.changed.store(true, Ordering::Relaxed);
         }
+        self.changed.store(true, Ordering::Relaxed);
+        self.save.notify_one();
+        let mut saved = self.saved_roll.subscribe();
+        let _ = tokio::time::timeout(SAVE_PATIENCE, saved.wait_for(|saved| *saved == roll)).await;
+    }
+
+    /// The number of the list of members that is on disk.
+    pub(super) fn saved_roll(&self) -> u64 {
+        *self.saved_roll.borrow()
+    }
+
+    /// A record with this list of members is on disk.
+    pub(super) fn on_saved(&self, roll: u64) {
+        self.saved_roll.send_replace(roll);
     }
 
     /// An answer said what the quorum holds of a partition, or that none is asked for.
@@ -248,10 +277,11 @@ impl Board {
             LinkState::Following { master } | LinkState::Lost { master, .. } => master.clone(),
             LinkState::NoMaster | LinkState::Connecting { .. } => self.before.master.clone(),
         };
-        let Quorum { members, smallest } = self.quorum.lock().clone();
+        let Quorum { members, smallest, roll } = self.quorum.lock().clone();
         let mut record = Record {
             quorum: smallest,
             members,
+            roll,
             slave_id: self.slave_id,
             master,
             heard_unix_ms: self.heard_unix_ms.load(Ordering::Relaxed),

@@ -44,6 +44,7 @@ async fn run(data_path: PathBuf, board: Arc<Board>, finish: CancellationToken) {
     loop {
         let last = tokio::select! {
             _ = tick.tick() => false,
+            () = board.save.notified() => false,
             () = finish.cancelled() => true,
         };
         board.sample_rate();
@@ -52,8 +53,13 @@ async fn run(data_path: PathBuf, board: Arc<Board>, finish: CancellationToken) {
         let step_ms = if board.is_following() && !last { HEARD_STEP_MS } else { 1 };
         let changed = board.take_changed() || heard_unix_ms.saturating_sub(saved_heard_unix_ms) >= step_ms;
         if heard_unix_ms > 0 && (changed || failed) {
-            match save(&data_path, board.record()).await {
-                Ok(()) => (saved_heard_unix_ms, failed) = (heard_unix_ms, false),
+            let record = board.record();
+            let roll = record.roll;
+            match save(&data_path, record).await {
+                Ok(()) => {
+                    (saved_heard_unix_ms, failed) = (heard_unix_ms, false);
+                    board.on_saved(roll);
+                }
                 Err(error) => {
                     if !failed {
                         warn!(%error, "a promotion will not know how far the master was");

@@ -198,6 +198,7 @@ impl Session {
             wait: wait.filter(|_| self.catalog.is_some()),
             level: Some(level(&self.options.store)),
             uri: Text::from(&*self.options.uri),
+            roll: Some(self.board.saved_roll()),
             ..Greeting::new(Role::Slave)
         };
         let answer = in_time(self.way.client.version(Some(&greeting)), wait).await?;
@@ -222,7 +223,7 @@ impl Session {
         if *self.reign.get_or_insert(theirs.epoch) != theirs.epoch {
             return Err("the master has begun another reign, which this slave joins anew".to_owned());
         }
-        self.board.see_quorum(&theirs);
+        self.board.see_quorum(&theirs).await;
         self.catalog = theirs.catalog;
         if let Some(mark) = theirs.ids {
             self.raise_ids(MessageId(mark)).await?;

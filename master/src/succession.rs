@@ -1,0 +1,141 @@
+//! A promotion under `ackQuorum`: what was acknowledged may lie on several slaves, so the others are asked first, what
+//! they have more is copied from them, and whoever may lack something all the same is refused.
+
+use crate::reign::Consent;
+use anyhow::{Result, bail};
+use metaq_broker::rules_for;
+use metaq_config::BrokerConfig;
+use metaq_link::candidacy::{Answer, Candidate, doubts};
+use metaq_link::driver::{LinkTransport, Peer};
+use metaq_link::members::KnownMember;
+use metaq_link::promotion::Record;
+use metaq_registry::lookup;
+use metaq_store::Store;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::time::timeout;
+use tracing::{info, warn};
+
+/// A slave that has not answered within this is not there.
+const ASK_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Who else is registered is worth waiting for, but not for long.
+const LOOKUP_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// If this data was a slave's under a quorum: gathers what the others have more, and says whether anything that was
+/// acknowledged may be missing then. An error: it may, and the operator has not accepted that.
+pub(crate) async fn settle(
+    config: &BrokerConfig,
+    store: &Arc<Store>,
+    transport: &LinkTransport,
+    consent: Consent,
+) -> Result<()> {
+    // What cannot be read is told by the measurement.
+    let Ok(Some(mut record)) = Record::load(&config.system.data_path) else { return Ok(()) };
+    if record.quorum <= 1 {
+        return Ok(());
+    }
+    let (mut others, mut failures, mut copied) = (Vec::new(), Vec::new(), 0);
+    let mut to_ask = others_of(config, &record, store.node_id()).await;
+    while let Some(mut member) = to_ask.pop() {
+        let answer = match ask(transport, &member, store).await {
+            Err(reason) => Answer::Silent(reason),
+            Ok(peer) => {
+                peer.node.clone_into(&mut member.node);
+                if peer.epoch == store.epoch() {
+                    match peer.copy_more(store, |id| rules_for(config, &id.topic)).await {
+                        Ok(bytes) => copied += bytes,
+                        Err(reason) => failures.push(format!("slave {}: {reason}", member.slave_id)),
+                    }
+                    to_ask.extend(learn(&mut record, store.node_id(), &peer, &others, &member));
+                }
+                Answer::Ends { epoch: peer.epoch, ends: peer.ends() }
+            }
+        };
+        others.push((member, answer));
+    }
+    let ends = store.logs().iter().map(|log| (log.id().clone(), log.positions().written)).collect();
+    let candidate = Candidate { record: &record, node: store.node_id(), epoch: store.epoch(), ends: &ends };
+    let mut doubts = doubts(candidate, &others);
+    if !doubts.is_empty() {
+        doubts.append(&mut failures);
+    }
+    conclude(&doubts, others.len(), copied, consent)
+}
+
+/// Takes over a newer list of members from one of them; answers who is to be asked for the first time.
+fn learn(
+    record: &mut Record,
+    node: &str,
+    peer: &Peer,
+    asked: &[(KnownMember, Answer)],
+    now: &KnownMember,
+) -> Vec<KnownMember> {
+    if peer.roll <= record.roll {
+        return Vec::new();
+    }
+    let known = |new: &KnownMember| {
+        let is = |member: &KnownMember| member.is(new.slave_id, &new.node);
+        new.is(record.slave_id, node) || is(now) || record.members.iter().any(is) || asked.iter().any(|(m, _)| is(m))
+    };
+    let news = peer.members.iter().filter(|member| !known(member)).cloned().collect();
+    (record.roll, record.members) = (peer.roll, peer.members.clone());
+    news
+}
+
+fn conclude(doubts: &[String], others: usize, copied: u64, consent: Consent) -> Result<()> {
+    if doubts.is_empty() {
+        info!(others, copied, "promotion: nothing that a quorum acknowledged is missing here");
+        return Ok(());
+    }
+    let doubts = doubts.join("; ");
+    if !consent.loss {
+        bail!(
+            "promotion refused: messages that were acknowledged may be missing here: {doubts}. Start the other slaves, so \
+             that they can be asked, or promote the one that holds more; to reign with what is here, and lose what is \
+             not, start with --accept-loss"
+        );
+    }
+    warn!("promotion: messages that were acknowledged may be missing here, as --accept-loss allows: {doubts}");
+    Ok(())
+}
+
+/// The members that this slave knew, and who else is registered.
+async fn others_of(config: &BrokerConfig, record: &Record, node: &str) -> Vec<KnownMember> {
+    let mut others = record.members.clone();
+    if config.zookeeper.enable {
+        let found = match timeout(LOOKUP_TIMEOUT, lookup(&config.zookeeper)).await {
+            Ok(Ok(mut cluster)) => cluster.brokers.remove(&config.system.broker_id).unwrap_or_default().slaves,
+            Ok(Err(error)) => {
+                warn!("promotion: other slaves cannot be looked up: {error}");
+                Default::default()
+            }
+            Err(_) => {
+                warn!("promotion: other slaves cannot be looked up within {LOOKUP_TIMEOUT:?}");
+                Default::default()
+            }
+        };
+        for (id, uri) in found {
+            match others.iter_mut().find(|member| member.slave_id == id.get()) {
+                // Where it is registered now is where it serves now.
+                Some(known) => known.uri = uri,
+                None => others.push(KnownMember { slave_id: id.get(), node: String::new(), uri }),
+            }
+        }
+    }
+    others.retain(|member| !member.is(record.slave_id, node));
+    others
+}
+
+async fn ask(transport: &LinkTransport, member: &KnownMember, store: &Store) -> Result<Peer, String> {
+    if member.uri.is_empty() {
+        return Err("it has not told where it serves".to_owned());
+    }
+    match timeout(ASK_TIMEOUT, Peer::ask(transport, &member.uri, store)).await {
+        Ok(Ok(peer)) if !member.is(member.slave_id, &peer.node) => {
+            Err("another data directory serves at its address".to_owned())
+        }
+        Ok(answer) => answer,
+        Err(_) => Err(format!("no answer within {} s", ASK_TIMEOUT.as_secs())),
+    }
+}
