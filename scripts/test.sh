@@ -27,6 +27,9 @@ install_missing() {
     need maven mvn
     need libzookeeper-java /usr/share/java/zookeeper.jar
     need libslf4j-java /usr/share/java/slf4j-nop.jar
+    # The programs without the service, which would be started as soon as it is installed.
+    need mariadb-server-core /usr/sbin/mariadbd
+    need mariadb-client-core /usr/bin/my_print_defaults
     [ ${#missing[@]} -gt 0 ] || return 0
     local as_root=()
     if [ "$(id -u)" != 0 ]; then

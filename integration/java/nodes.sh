@@ -11,12 +11,15 @@ usage: nodes.sh DIR COMMAND...
   start-zk       a ZooKeeper of its own, from the jars of Debian's package
   start-master   the master; returns when it answers and is registered
   start-slave    its slave 0
-  stop-NAME      stop zk, master or slave by TERM; fails when its exit code is not 0 (zk: any code)
+  start-mariadb  a MariaDB of its own that takes part in XA transactions, with an empty database "metaq"
+  stop-NAME      stop zk, master, slave or mariadb by TERM; fails when its exit code is not 0 (zk: any code)
   kill-NAME      end it by KILL
   restart, crash stop (or kill) the master and start it again on the same data
+  quorum         the running master asks its slave before it answers (ackQuorum=2)
+  promote        kill the master, and make a master, which asks nobody, of its slave
   stop           stop everything
-environment of init: PORT SLAVE_PORT ZK_PORT CONSOLE_PORT SLAVE_CONSOLE_PORT SEGMENT_BYTES LOCAL (1: no ZooKeeper, the
-  master serves its registry itself) METAQ_BIN_DIR (where metaq-master and metaq-slave are)
+environment of init: PORT SLAVE_PORT ZK_PORT CONSOLE_PORT SLAVE_CONSOLE_PORT MARIADB_PORT SEGMENT_BYTES
+  LOCAL (1: no ZooKeeper, the master serves its registry itself) METAQ_BIN_DIR (where metaq-master and metaq-slave are)
 USAGE
     exit 64
 }
@@ -116,8 +119,8 @@ init() {
     printf '%s\n' "dataDir=$dir/zk" "clientPort=$ZK_PORT" clientPortAddress=127.0.0.1 tickTime=1000 maxClientCnxns=0 \
         admin.enableServer=false minSessionTimeout=1000 >"$dir/zk/zoo.cfg"
     # A session timeout is rounded up to the tick; snapshots and syncs of a test's ZooKeeper need not survive a crash.
-    printf '%s=%q\n' port "$PORT" slave_port "$SLAVE_PORT" zk_port "$ZK_PORT" local_registry "${LOCAL:-}" \
-        bin "$METAQ_BIN_DIR" >"$dir/nodes.env"
+    printf '%s=%q\n' port "$PORT" slave_port "$SLAVE_PORT" zk_port "$ZK_PORT" \
+        mariadb_port "${MARIADB_PORT:-}" local_registry "${LOCAL:-}" bin "$METAQ_BIN_DIR" >"$dir/nodes.env"
 }
 
 start_zk() {
@@ -145,6 +148,44 @@ start_slave() {
     registered /meta/brokers/ids/0/slave0 "$slave_port" slave
 }
 
+start_mariadb() {
+    alive mariadb && return
+    local data=$dir/mariadb user
+    user=$(id -un)
+    for program in mariadbd mariadb-install-db my_print_defaults; do
+        PATH=$PATH:/usr/sbin command -v $program >/dev/null ||
+            fail "no $program: install the packages mariadb-server-core and mariadb-client-core"
+    done
+    [ -d "$data" ] || mariadb-install-db --no-defaults "--datadir=$data" "--user=$user" --skip-test-db \
+        >"$dir/mariadb-install.log" 2>&1 || fail "no database could be made: $dir/mariadb-install.log"
+    mkdir -p "$data/metaq"
+    # Nothing of the machine's own MariaDB is read, written or listened on; only this machine is let in, as anybody.
+    PATH=$PATH:/usr/sbin spawn mariadb mariadbd --no-defaults "--datadir=$data" "--user=$user" \
+        "--socket=$data/socket" "--pid-file=$data/pid" --bind-address=127.0.0.1 "--port=$mariadb_port" \
+        --skip-networking=0 --skip-grant-tables --skip-name-resolve
+    # Its greeting begins with a length and the number 10, which is the end of a line.
+    come_up mariadb "$mariadb_port" ''
+}
+
+is_registered() { (registered "$@"); }
+
+# By a reload, which says so when it is done.
+ask_quorum() {
+    local pid
+    sed -i 's|^\[system\]|&\nackQuorum=2|' "$dir/master/conf/server.ini"
+    read -r pid _ <"$dir/master.pid"
+    kill -HUP "$pid"
+    until_true 100 grep -q 'ackQuorum 1 → 2' "$dir/master.log" || fail "the master does not ask for a quorum: $dir/master.log"
+}
+
+promote() {
+    end master KILL
+    end slave TERM
+    spawn master "$bin/metaq-slave" --config "$dir/slave/conf/server.ini" ${local_registry:+--local}
+    come_up master "$slave_port" 'version 1\r\nquit\r\n'
+    until_true 300 is_registered /meta/brokers/ids/0/master "$slave_port" master || fail "the promoted slave did not register"
+}
+
 # registered PATH PORT NAME. A master that was killed leaves its node behind until its session ends, so the topics,
 # which come after it, tell more; the last of them is the configuration's checksum.
 registered() {
@@ -163,11 +204,14 @@ for command in "$@"; do
     start-zk) start_zk ;;
     start-master) start_master ;;
     start-slave) start_slave ;;
-    stop-zk | stop-master | stop-slave) end "${command#stop-}" TERM ;;
+    start-mariadb) start_mariadb ;;
+    stop-zk | stop-master | stop-slave | stop-mariadb) end "${command#stop-}" TERM ;;
     kill-zk | kill-master | kill-slave) end "${command#kill-}" KILL ;;
     restart) end master TERM; start_master ;;
     crash) end master KILL; start_master ;;
-    stop) end slave TERM; end master TERM; end zk TERM ;;
+    quorum) ask_quorum ;;
+    promote) promote ;;
+    stop) end slave TERM; end master TERM; end mariadb TERM; end zk TERM ;;
     *) usage ;;
     esac
 done

@@ -57,13 +57,13 @@ trap 'exit 130' INT
 trap 'exit 143' TERM
 
 # Free ports, all different because all are held until the last one is known.
-read -r PORT SLAVE_PORT ZK_PORT CONSOLE_PORT SLAVE_CONSOLE_PORT < <(python3 -c '
+read -r PORT SLAVE_PORT ZK_PORT CONSOLE_PORT SLAVE_CONSOLE_PORT MARIADB_PORT < <(python3 -c '
 import socket
-held = [socket.socket() for _ in range(5)]
+held = [socket.socket() for _ in range(6)]
 for s in held:
     s.bind(("127.0.0.1", 0))
 print(*(s.getsockname()[1] for s in held))')
-export PORT SLAVE_PORT ZK_PORT CONSOLE_PORT SLAVE_CONSOLE_PORT
+export PORT SLAVE_PORT ZK_PORT CONSOLE_PORT SLAVE_CONSOLE_PORT MARIADB_PORT
 
 java_checks() {
     local leave_out=
@@ -71,20 +71,21 @@ java_checks() {
         slave="127.0.0.1:$SLAVE_PORT" master.start="'$here/nodes.sh' '$dir' start-master")
     if [ $mode = local ]; then
         # m2 opens a new session while the master is away; with --local the registry is away with it, so no client
-        # could find the slave. That is what a real ZooKeeper is for.
+        # could find the slave. That is what a real ZooKeeper is for; so is p1, whose clients have to find a new master.
         export LOCAL=1
         leave_out=m2
         nodes init
     else
         nodes init start-zk
-        hooks+=(master.stop="'$here/nodes.sh' '$dir' stop-master")
+        hooks+=(master.stop="'$here/nodes.sh' '$dir' stop-master" quorum="'$here/nodes.sh' '$dir' quorum"
+            promote="'$here/nodes.sh' '$dir' promote")
     fi
     # A partition whose oldest segments are gone, for k9.
     mkdir -p "$dir/master/data"
     cp -r "$root/integration/golden/data-clean/data/golden-trim-0" "$dir/master/data/"
-    nodes start-master start-slave
+    nodes start-master start-slave start-mariadb
     CONF_WORK=$dir/java "$here/run.sh" "broker=127.0.0.1:$PORT" "zk=127.0.0.1:$ZK_PORT" root=/meta strict=true topic.trimmed=golden-trim \
-        "only=$only" "skip=$leave_out${skip:+${leave_out:+,}$skip}" "${hooks[@]}" || { nodes stop; return 1; }
+        "xa.url=jdbc:mariadb://127.0.0.1:$MARIADB_PORT/metaq?user=root" "only=$only" "skip=$leave_out${skip:+${leave_out:+,}$skip}" "${hooks[@]}" || { nodes stop; return 1; }
     nodes stop
 }
 

@@ -27,6 +27,11 @@ final class Conf {
     static final String MASTER_STOP = get("conf.master.stop", "");
     static final String MASTER_START = get("conf.master.start", "");
     static final String SLAVE = get("conf.slave", "");
+    /** Makes the master ask its slave before it answers; kills the master and promotes the slave, at its address. */
+    static final String QUORUM = get("conf.quorum", "");
+    static final String PROMOTE = get("conf.promote", "");
+    /** A MariaDB that takes part in two-phase commits. */
+    static final String XA_URL = get("conf.xa.url", "");
     /** A database in a file unless another is named. */
     static final String JDBC_URL = get("conf.jdbc.url", "");
     static final String JDBC_USER = get("conf.jdbc.user", "");
