@@ -6,8 +6,8 @@ use crate::node::Shared;
 use crate::outbound::{Outbound, malformed};
 use crate::secure::PeerNode;
 use bytes::{Bytes, BytesMut};
-use metaq_txn::SessionId;
 use metaq_store::{Ack, Partition};
+use metaq_txn::SessionId;
 use metaq_types::{Opaque, SlaveId, Status};
 use metaq_wire::{Decoded, Request, Text};
 use std::net::SocketAddr;
@@ -82,7 +82,18 @@ impl Conversation {
         ));
         let replica = peer.node.as_ref().and_then(|node| node.replica());
         let session = node.transactions.next_session();
-        Conversation { node, outbound, peer, replica, is_heir: false, greeted: false, session, refused: None, puts: 0, unwritten: Vec::new() }
+        Conversation {
+            node,
+            outbound,
+            peer,
+            replica,
+            is_heir: false,
+            greeted: false,
+            session,
+            refused: None,
+            puts: 0,
+            unwritten: Vec::new(),
+        }
     }
 
     pub(crate) fn outbound(&self) -> &Arc<Outbound> {

@@ -6,7 +6,7 @@
 //!
 //! Invariants: requests of one connection are executed in the order they came, and answered in that order, but for
 //! long polls; every request that is owed an answer gets exactly one; nothing is kept for a connection without a
-//! bound. A handler never waits: what cannot be answered now leaves a slot behind ([`outbound::Outbound`]) that the
+//! bound. A handler never waits: what cannot be answered now leaves a slot behind (`outbound.rs`) that the
 //! store or a parked task fills.
 //!
 //! Called by the master's and the slave's binaries. Must never know: ZooKeeper (it offers its topics, `registry`
