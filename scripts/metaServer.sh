@@ -27,9 +27,11 @@ usage() {
 usage: metaServer.sh COMMAND
   start               start the broker as master; returns when it serves
   start slave         as the asynchronous slave of conf/async_slave.properties
+  start samsa         as the master of a synchronous pair: puts are answered when its slave holds them (ackQuorum=2)
+  start gregor        as the slave of a synchronous pair; needs a samsa to be of use
   start local         as master with a registry of its own: no ZooKeeper, for a first look
   stop [-f]           stop it in order, at most $stop_seconds s; with -f it is killed after that
-  restart [slave|local]
+  restart [slave|local|samsa|gregor]
                       stop, then start. Without the word 'slave' a slave comes back as master: that is the promotion
   reload              check conf/server.ini and take over its topics
   status              whether it runs and serves (exit code 0), runs without serving (1) or is stopped ($EX_STOPPED)
@@ -37,7 +39,7 @@ usage: metaServer.sh COMMAND
   stats [-item X]     the broker's statistics; X: topics, offsets, realtime, config, help, reset or a topic
   help                this text
 files: $config, $log, $pid_file
-environment: BASE_DIR, METAQ_BIN_DIR (where the binaries are), METAQ_START_SECONDS (120), METAQ_STOP_SECONDS (60),
+environment: METAQ_ACK_QUORUM (2: the members of start samsa), BASE_DIR, METAQ_BIN_DIR (where the binaries are), METAQ_START_SECONDS (120), METAQ_STOP_SECONDS (60),
   METAQ_RELOAD_SECONDS (30), METAQ_LOG_BYTES_MAX (104857600: start moves a larger log aside, $log_files_kept are kept)
 USAGE
 }
@@ -160,9 +162,17 @@ command_of() {
         id=$(slave_id) || exit $?
         program=$(binary metaq-slave) || exit $?
         launch=("$program" --config "$config" --slave-config "$slave_config" --slave-id "$id") ;;
-    samsa | gregor)
-        die $EX_USAGE "'$1' comes with synchronous replication, not in this version" ;;
-    *) die $EX_USAGE "unknown type '$1': start [slave|local]" ;;
+    samsa)
+        # The master of a synchronous pair: nothing is acknowledged that its slave does not hold.
+        command_of master
+        launch+=(--ack-quorum "${METAQ_ACK_QUORUM:-2}") ;;
+    gregor)
+        # Its slave: with the file's slaveId where there is one, for the original's gregor had none.
+        id=0
+        [ ! -f "$slave_config" ] || id=$(slave_id) || exit $?
+        program=$(binary metaq-slave) || exit $?
+        launch=("$program" --config "$config" --slave-config "$slave_config" --slave-id "$id") ;;
+    *) die $EX_USAGE "unknown type '$1': start [slave|local|samsa|gregor]" ;;
     esac
 }
 

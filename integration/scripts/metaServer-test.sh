@@ -109,8 +109,15 @@ run 0 'metaq-master --config' restart
 run 0 stopped stop
 run 0 'starting it' restart
 run 0 stopped stop
-run 64 'synchronous replication' start samsa
-run 64 'synchronous replication' start gregor
+run 0 'metaq-master --config .* --ack-quorum 2' start samsa
+METAQ_ACK_QUORUM=3 run 0 '--ack-quorum 3' restart samsa
+run 0 'metaq-slave.*--slave-id 3' restart gregor
+run 0 'running.*slave' status
+run 0 stopped stop
+mv "$base/conf/async_slave.properties" "$work/"
+run 0 'metaq-slave.*--slave-id 0' start gregor
+run 0 stopped stop
+mv "$work/async_slave.properties" "$base/conf/"
 run 64 'unknown type' start nothing
 run 64 'not available yet' open-partitions -topic x
 run 1 usage

@@ -56,6 +56,7 @@ pub(crate) fn stats(node: &Shared, item: &str) -> String {
         "transactions" => node.transactions.write_stats(&mut out),
         "replicas" => out.push_str(&write_stats(&node.replica_lines())),
         "quorum" => quorum(node, &mut out),
+        "durability" => durability(node, &mut out),
         "roll" if matches!(node.role, NodeRole::Slave { .. }) => roll(node, &mut out),
         "lineage" => lineage(node, &mut out),
         "replication" if let NodeRole::Slave { progress, .. } = &node.role => {
@@ -93,6 +94,25 @@ fn quorum(node: &Shared, out: &mut String) {
         logs,
     };
     out.push_str(&report.to_string());
+}
+
+/// When a put to each topic is answered, by the settings in force.
+fn durability(node: &Shared, out: &mut String) {
+    for state in node.topics.snapshot() {
+        let Some(topic) = &state.settings else { continue };
+        let _ = write!(
+            out,
+            "topic {} partitions {} unflush_threshold {} unflush_interval_ms {} ack_quorum {} ack_timeout_ms {} \
+             ack_quorum_downgrade {}\r\n",
+            state.name,
+            topic.num_partitions,
+            topic.unflush_threshold,
+            topic.unflush_interval.as_millis(),
+            topic.ack.quorum,
+            topic.ack.timeout.as_millis(),
+            topic.ack.downgrade,
+        );
+    }
 }
 
 /// What this slave has on disk about its master's quorum.

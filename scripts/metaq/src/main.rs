@@ -6,6 +6,7 @@
 mod cert;
 mod cluster;
 mod consume;
+mod describe;
 mod position;
 mod promote;
 mod put;
@@ -71,6 +72,8 @@ enum Command {
 enum TopicCommand {
     /// All topics with their partitions, messages and bytes, by broker
     List,
+    /// When a put to a topic is answered, and the worst that can happen to it then
+    Describe { topic: String },
 }
 
 #[derive(Subcommand)]
@@ -121,6 +124,7 @@ async fn run(args: Args) -> anyhow::Result<ExitCode> {
         Command::Put(put) => put::run(&source, put, args.format).await,
         Command::Consume(consume) => consume::run(&source, consume, args.format).await,
         Command::Topic(TopicCommand::List) => topics::list(&source, args.format).await,
+        Command::Topic(TopicCommand::Describe { topic }) => describe::describe(&source, &topic, args.format).await,
         Command::Replica(ReplicaCommand::Status(status)) => replicas::status(&source, &status, args.format).await,
         Command::Txn(command) => txn::run(&source, command, args.format).await,
         Command::Cert(_) | Command::Promote(_) => unreachable!("handled above"),

@@ -4,6 +4,8 @@ use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
 use metaq_link::progress::{LinkState, LinkStatus};
+use metaq_link::quorum::LogStanding;
+use metaq_link::quorum_report::ReadReport;
 use metaq_link::replicas::ReplicaLine;
 use metaq_link::standing::Standing;
 use metaq_types::{Offset, PartitionId};
@@ -49,7 +51,31 @@ pub(crate) struct Candidate {
     /// Partitions that are not level or not copied, and all.
     pub(crate) behind: usize,
     pub(crate) partitions: usize,
+    /// Its part in the master's quorum; `null` where none is asked for or no master answers.
+    pub(crate) quorum: Option<Part>,
     pub(crate) last_error: Option<String>,
+}
+
+/// What a slave is to a master with `ackQuorum`.
+#[derive(Debug, PartialEq, Serialize)]
+pub(crate) struct Part {
+    /// `counts`, or why it does not: `gone`, `other-reign`, `unknown`, `behind`.
+    pub(crate) state: String,
+    /// How safely it holds what it confirms: `os` or `fsync`.
+    pub(crate) level: String,
+    /// Everything that was acknowledged is here.
+    pub(crate) holds_acknowledged: bool,
+}
+
+/// The part of slave `id` by what its master says of its quorum.
+pub(crate) fn part(report: &ReadReport, id: u32) -> Option<Part> {
+    let member = report.members.iter().find(|member| member.slave.get() == id)?;
+    let end_of = |log: &LogStanding| log.in_sync.iter().find(|(slave, _)| slave.get() == id).map(|(_, end)| *end);
+    let counts = report.logs.iter().all(|log| end_of(log).is_some());
+    let holds = |log: &LogStanding| log.confirmed.is_some_and(|confirmed| end_of(log) >= Some(confirmed));
+    let state = if member.state == "counts" && !counts { "behind" } else { &member.state };
+    let holds_acknowledged = report.logs.iter().all(holds);
+    (!report.logs.is_empty()).then(|| Part { state: state.to_owned(), level: member.level.clone(), holds_acknowledged })
 }
 
 /// In the order in which they are to be promoted. `master_ends` is what the master says now, if it answers.
@@ -145,6 +171,7 @@ fn candidate(broker: u16, slave: &Sight<'_>, furthest: &BTreeMap<PartitionId, Of
         silent_seconds: heard.map(|heard| seconds(now_unix_ms.saturating_sub(heard))),
         behind: missing.iter().filter(|bytes| **bytes > 0).count(),
         partitions: missing.len(),
+        quorum: None,
         last_error,
     }
 }
@@ -257,5 +284,21 @@ mod tests {
         let ranked = rank(0, &[silent, sight(0, &gap)], &BTreeMap::new(), 1000);
         assert_eq!((ranked[0].state, ranked[0].rank, ranked[0].silent_seconds), ("gap", Some(1), Some(0.1)));
         assert_eq!((ranked[1].state, ranked[1].last_error.as_deref()), ("unreachable", Some("does not answer")));
+    }
+
+    #[test]
+    fn the_part_in_a_quorum_is_told() {
+        let text = "member 0 h:1 node n uri - level fsync state counts since_ms 5\r\n\
+                    member 1 h:2 node m uri - level os state counts since_ms 5\r\n\
+                    member 2 h:3 node k uri - level os state gone since_ms 5\r\n\
+                    log t 0 quorum 2 timeout_ms 9 downgrade false members 3 confirmed 90 in_sync 0:100,1:70\r\n\
+                    log t 1 quorum 2 timeout_ms 9 downgrade false members 2 confirmed 50 in_sync 0:50\r\n";
+        let report = metaq_link::quorum_report::parse(text);
+        let told = |id| part(&report, id).map(|part| (part.state, part.level, part.holds_acknowledged));
+        assert_eq!(told(0), Some(("counts".to_owned(), "fsync".to_owned(), true)));
+        assert_eq!(told(1), Some(("behind".to_owned(), "os".to_owned(), false)));
+        assert_eq!(told(2), Some(("gone".to_owned(), "os".to_owned(), false)));
+        assert_eq!(told(3), None);
+        assert_eq!(part(&ReadReport::default(), 0), None);
     }
 }

@@ -5,12 +5,13 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use clap::Args;
 use metaq_link::progress;
+use metaq_link::quorum_report::{self, ReadReport};
 use metaq_link::replicas::{ReplicaLine, parse_stats};
 use metaq_types::{BrokerId, Lineage, Offset, PartitionId, SlaveId};
 use serde::Serialize;
 
 use crate::cluster::{self, Source};
-use crate::ranking::{self, Candidate, Said, Sight};
+use crate::ranking::{self, Candidate, Part, Said, Sight};
 use crate::show::{self, Column, Format, or_dash};
 
 #[derive(Args)]
@@ -48,6 +49,8 @@ struct Told {
     master_ends: BTreeMap<PartitionId, Offset>,
     slaves: BTreeMap<SlaveId, Result<Said, String>>,
     addresses: BTreeMap<SlaveId, String>,
+    /// What the master says of its quorum.
+    quorum: ReadReport,
 }
 
 pub(crate) async fn status(source: &Source, args: &StatusArgs, format: Format) -> anyhow::Result<()> {
@@ -81,6 +84,7 @@ fn print_candidates(all: &[Told], format: Format) -> anyhow::Result<()> {
         Column("LAG SECONDS", true),
         Column("HEARD", true),
         Column("LEVEL", true),
+        Column("QUORUM", false),
         Column("LAST ERROR", false),
     ];
     let seconds = |seconds: Option<f64>| or_dash(seconds.map(|seconds| format!("{seconds:.1}")));
@@ -96,10 +100,12 @@ fn print_candidates(all: &[Told], format: Format) -> anyhow::Result<()> {
             seconds(candidate.lag_seconds),
             or_dash(candidate.silent_seconds.map(|seconds| format!("{seconds:.1} s ago"))),
             format!("{}/{}", candidate.partitions - candidate.behind, candidate.partitions),
+            or_dash(candidate.quorum.as_ref().map(part_text)),
             candidate.last_error.clone().unwrap_or_default(),
         ]
     })?;
     if format == Format::Table {
+        print_quorums(all);
         for told in all {
             if let Err(reason) = &told.replicas {
                 eprintln!("broker {}: {reason}; this is what its slaves say", told.broker);
@@ -107,6 +113,24 @@ fn print_candidates(all: &[Told], format: Format) -> anyhow::Result<()> {
         }
     }
     Ok(())
+}
+
+fn part_text(part: &Part) -> String {
+    let Part { state, level, holds_acknowledged } = part;
+    format!("{state}, {level}, {}", if *holds_acknowledged { "holds all" } else { "may lack" })
+}
+
+/// How the quorum does, for each broker that has one.
+fn print_quorums(all: &[Told]) {
+    for Told { broker, quorum, .. } in all.iter().filter(|told| !told.quorum.logs.is_empty()) {
+        let short = quorum.logs.iter().filter(|log| log.members < log.rules.quorum).count();
+        let (all, ReadReport { refused, unconfirmed, downgraded, .. }) = (quorum.logs.len(), quorum);
+        println!(
+            "broker {broker}: ackQuorum has its members in {} of {all} partitions; puts refused {refused}, unconfirmed \
+             {unconfirmed}, downgraded {downgraded} since the master started",
+            all - short
+        );
+    }
 }
 
 fn candidates_of(told: &Told, now_unix_ms: u64) -> Vec<Candidate> {
@@ -118,7 +142,11 @@ fn candidates_of(told: &Told, now_unix_ms: u64) -> Vec<Candidate> {
         Sight { slave: slave.get(), address: address.map(String::as_str), says, lines }
     };
     let slaves: Vec<Sight<'_>> = slave_ids(told).iter().map(sight).collect();
-    ranking::rank(told.broker.get(), &slaves, &told.master_ends, now_unix_ms)
+    let mut ranked = ranking::rank(told.broker.get(), &slaves, &told.master_ends, now_unix_ms);
+    for candidate in &mut ranked {
+        candidate.quorum = ranking::part(&told.quorum, candidate.slave);
+    }
+    ranked
 }
 
 fn print_partitions(all: &[Told], format: Format) -> anyhow::Result<()> {
@@ -161,11 +189,14 @@ async fn ask(id: BrokerId, broker: &metaq_registry::ClusterBroker) -> Told {
         master_ends: BTreeMap::new(),
         slaves: BTreeMap::new(),
         addresses: broker.slaves.clone(),
+        quorum: ReadReport::default(),
     };
     match &broker.master {
         None => told.replicas = Err("no master is registered".to_owned()),
         Some(address) => match ask_master(address).await {
-            Ok((replicas, ends)) => (told.replicas, told.master_ends) = (Ok(replicas), ends),
+            Ok((replicas, ends, quorum)) => {
+                (told.replicas, told.master_ends, told.quorum) = (Ok(replicas), ends, quorum);
+            }
             Err(error) => told.replicas = Err(format!("the master does not answer: {error:#}")),
         },
     }
@@ -176,11 +207,15 @@ async fn ask(id: BrokerId, broker: &metaq_registry::ClusterBroker) -> Told {
     told
 }
 
-async fn ask_master(address: &str) -> anyhow::Result<(Vec<ReplicaLine>, BTreeMap<PartitionId, Offset>)> {
+type MastersView = (Vec<ReplicaLine>, BTreeMap<PartitionId, Offset>, ReadReport);
+
+async fn ask_master(address: &str) -> anyhow::Result<MastersView> {
     let client = cluster::connect(address).await?;
     let text = client.stats("replicas").await?;
     let replicas = parse_stats(&String::from_utf8_lossy(&text))?;
-    Ok((replicas, ends(&client).await?))
+    // A master without a word of quorums has none.
+    let quorum = quorum_report::parse(&String::from_utf8_lossy(&client.stats("quorum").await?));
+    Ok((replicas, ends(&client).await?, quorum))
 }
 
 async fn ask_slave(address: &str) -> anyhow::Result<Said> {
