@@ -39,21 +39,27 @@ pub(crate) fn write(disk: &dyn Disk, path: &Path, mark: &CleanMark) -> io::Resul
     replace_file(disk, path, format!("{text}{checksum:08x}\n").as_bytes())
 }
 
-/// Reads the mark and removes it durably, before anything is written that would make it untrue. `None` without a mark
-/// or with one that cannot be understood: then everything is read.
-pub(crate) fn take(disk: &dyn Disk, path: &Path) -> io::Result<Option<CleanMark>> {
+/// Reads the mark. `None` without one, or with one that cannot be understood: then everything is read.
+pub(crate) fn read(path: &Path) -> io::Result<Option<CleanMark>> {
     let bytes = match fs::read(path) {
         Ok(bytes) => bytes,
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
         Err(error) => return Err(error),
     };
-    disk.remove(path)?;
-    disk.sync_dir(path.parent().unwrap_or(Path::new(".")))?;
     let mark = parse(&bytes);
     if mark.is_none() {
         tracing::warn!(path = %path.display(), "the mark of the last orderly stop is damaged; reading all last segments");
     }
     Ok(mark)
+}
+
+/// Removes it durably: before anything is written that would make it untrue.
+pub(crate) fn remove(disk: &dyn Disk, path: &Path) -> io::Result<()> {
+    match disk.remove(path) {
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
+        removed => removed?,
+    }
+    disk.sync_dir(path.parent().unwrap_or(Path::new(".")))
 }
 
 fn parse(bytes: &[u8]) -> Option<CleanMark> {
@@ -101,8 +107,10 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("clean");
         write(&OsDisk, &path, &mark()).unwrap();
-        assert_eq!(take(&OsDisk, &path).unwrap(), Some(mark()));
-        assert_eq!(take(&OsDisk, &path).unwrap(), None);
+        assert_eq!(read(&path).unwrap(), Some(mark()));
+        remove(&OsDisk, &path).unwrap();
+        assert_eq!(read(&path).unwrap(), None);
+        remove(&OsDisk, &path).unwrap();
     }
 
     #[test]

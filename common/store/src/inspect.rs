@@ -52,7 +52,9 @@ pub fn inspect(roots: &[PathBuf]) -> Result<Inspection, OpenError> {
         };
         for entry in entries {
             let entry = entry.map_err(OpenError::io("read", root))?;
-            let Some(id) = entry.file_name().to_str().and_then(|name| name.parse::<PartitionId>().ok()) else { continue };
+            let Some(id) = entry.file_name().to_str().and_then(|name| name.parse::<PartitionId>().ok()) else {
+                continue;
+            };
             if logs.iter().any(|log| log.id == id) || !entry.path().is_dir() {
                 continue;
             }

@@ -16,6 +16,7 @@ mod clean;
 mod committer;
 mod confirm;
 mod disk;
+mod ended;
 mod errors;
 mod files;
 mod ids;

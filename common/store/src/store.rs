@@ -1,6 +1,7 @@
 use crate::clean::{self, CleanEntry, CleanMark};
 use crate::committer::{COMMITTERS, Committers};
 use crate::disk::{Disk, OsDisk, create_dirs};
+use crate::ended::{self, Ended};
 use crate::errors::{CloseError, CreateError, OpenError};
 use crate::files::FileCache;
 use crate::ids::{IdClock, WallClock};
@@ -74,6 +75,8 @@ pub struct Store {
     partitions: RwLock<HashMap<TopicName, BTreeMap<u32, Arc<Partition>>>>,
     /// Not served, with the reason.
     failed: HashMap<PartitionId, String>,
+    /// Where logs ended whose files were removed.
+    ended: Ended,
     /// Locked while a partition is created or the store is closed.
     roots: Mutex<Roots>,
     catalog: AtomicU64,
@@ -99,7 +102,9 @@ impl Store {
         let epoch = reigns::read(&lineage_path)?.epoch();
         let ids = IdClock::open(system.ours("ids"), options.broker_id, disk.clone(), options.now.clone())?;
         let clean_mark = system.ours("clean");
-        let clean = clean::take(&*disk, &clean_mark).map_err(OpenError::io("read and remove", &clean_mark))?;
+        let clean = clean::read(&clean_mark).map_err(OpenError::io("read", &clean_mark))?;
+        let ended = ended::update(&*disk, &system.ours("ended"), &locked, clean.as_ref())?;
+        clean::remove(&*disk, &clean_mark).map_err(OpenError::io("remove", &clean_mark))?;
         let shared = Arc::new(Shared {
             disk,
             files: FileCache::new(open_files_max()),
@@ -127,6 +132,7 @@ impl Store {
             clean_mark,
             partitions: RwLock::new(partitions),
             failed: recovered.failed,
+            ended,
             roots: Mutex::new(Roots { locked, committers: Some(committers) }),
             // From the clock, so that a generation of an earlier run is not taken for one of this.
             catalog: AtomicU64::new((options.now)().max(1) as u64),
@@ -151,6 +157,11 @@ impl Store {
             return None;
         }
         self.partitions.read().get(topic)?.get(&number).cloned()
+    }
+
+    /// Where a master's new partition begins: at 0, or where an earlier one of that name ended.
+    pub fn first_offset(&self, id: &PartitionId) -> Offset {
+        self.ended.get(id).copied().unwrap_or(Offset::ZERO)
     }
 
     /// Creates the partition at `first` if there is none. Blocks on the disk when it does.

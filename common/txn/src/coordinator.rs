@@ -33,6 +33,8 @@ pub struct Settings {
     pub checkpoint_bytes: u64,
     /// Where the original kept its journal, to be imported once; need not exist.
     pub original_journal: PathBuf,
+    /// How long prepare and commit wait for the members that hold the journal, where others are asked.
+    pub confirm_within: Duration,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -137,18 +139,26 @@ impl Coordinator {
     }
 
     /// Carries out a command that may end the transaction. What it changes is claimed before this returns, so that a
-    /// later put of the same connection is refused; `done` is called when it is as safe as the settings say.
-    pub fn command(&self, command: Command, session: SessionId, key: &TransactionKey, done: Done) {
+    /// later put of the same connection is refused; `done` is called when it is as safe as the settings say, and held by
+    /// as many members as have to confirm the journal. `shortage`: they are not there, so nothing new is decided.
+    pub fn command(
+        &self,
+        command: Command,
+        session: SessionId,
+        key: &TransactionKey,
+        shortage: Option<String>,
+        done: Done,
+    ) {
         let claim = self.inner.table.lock().claim(command, session, key);
         match claim {
             Claim::Answer(reply) => done(reply),
             Claim::Go(number, work) => {
                 let (inner, key) = (Arc::clone(&self.inner), key.clone());
-                self.spawn(async move { done(inner.carry_out(number, &key, work).await) });
+                self.spawn(async move { done(inner.carry_out(number, &key, work, shortage).await) });
             }
             Claim::Wait(turn) => {
                 let (inner, key) = (Arc::clone(&self.inner), key.clone());
-                self.spawn(async move { done(inner.in_turn(turn, command, session, &key).await) });
+                self.spawn(async move { done(inner.in_turn(turn, command, session, &key, shortage).await) });
             }
         }
     }
@@ -212,6 +222,7 @@ impl Inner {
         command: Command,
         session: SessionId,
         key: &TransactionKey,
+        shortage: Option<String>,
     ) -> Result<String, Refused> {
         loop {
             // Ends by being dropped.
@@ -219,7 +230,7 @@ impl Inner {
             let claim = self.table.lock().claim(command, session, key);
             match claim {
                 Claim::Answer(reply) => return reply,
-                Claim::Go(number, work) => return self.carry_out(number, key, work).await,
+                Claim::Go(number, work) => return self.carry_out(number, key, work, shortage).await,
                 Claim::Wait(next) => turn = next,
             }
         }
@@ -232,7 +243,8 @@ impl Inner {
         if table.claim_own(number, |state| *state == State::Open) {
             drop(table);
             let inner = Arc::clone(self);
-            let work = async move { drop(inner.carry_out(number, &key, Work::Rollback { by_operator: false }).await) };
+            let work = Work::Rollback { by_operator: false };
+            let work = async move { drop(inner.carry_out(number, &key, work, None).await) };
             self.tasks.spawn_on(work, &self.runtime);
         }
     }
@@ -246,7 +258,7 @@ impl Inner {
 pub(crate) fn partition_of(store: &Store, rules: &RulesFor, id: &PartitionId) -> Result<Arc<Partition>, String> {
     match store.get(&id.topic, id.number as i32) {
         Some(partition) => Ok(partition),
-        None => store.get_or_create(id, &rules(&id.topic), Offset::ZERO).map_err(|error| error.to_string()),
+        None => store.get_or_create(id, &rules(&id.topic), store.first_offset(id)).map_err(|error| error.to_string()),
     }
 }
 

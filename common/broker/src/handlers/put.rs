@@ -165,7 +165,7 @@ fn open(node: &Shared, state: &TopicState, topic: &Topic, number: u32) -> Result
     }
     let id = PartitionId { topic: state.name.clone(), number };
     node.store
-        .get_or_create(&id, &crate::node::partition_rules(topic), metaq_types::Offset::ZERO)
+        .get_or_create(&id, &crate::node::partition_rules(topic), node.store.first_offset(&id))
         .map_err(|error| error.to_string())
 }
 

@@ -1,0 +1,86 @@
+//! Where logs ended whose files are gone since the last orderly stop, in `.metaq/ended`: a topic that was removed and comes
+//! again goes on there, and no consumer's position means another message than before.
+//!
+//! A text for a person: one line `PARTITION END`. Who wants a partition to begin at 0 again takes its line out.
+
+use crate::clean::CleanMark;
+use crate::disk::{Disk, replace_file};
+use crate::errors::OpenError;
+use crate::load::list;
+use crate::roots::Root;
+use metaq_types::{Offset, PartitionId};
+use std::collections::BTreeMap;
+use std::fmt::Write;
+use std::fs;
+use std::io::{self, ErrorKind};
+use std::path::Path;
+
+const FIRST_LINE: &str = "metaq-ended 1";
+
+const ADVICE: &str = "correct it, or remove it: partitions of removed topics then begin at 0 when they come again";
+
+pub(crate) type Ended = BTreeMap<PartitionId, Offset>;
+
+/// Reads what is known and adds, durably, the partitions that `clean` names and no root holds any more. To be called
+/// before the mark is removed, or a crash in between would forget them.
+pub(crate) fn update(
+    disk: &dyn Disk,
+    path: &Path,
+    roots: &[Root],
+    clean: Option<&CleanMark>,
+) -> Result<Ended, OpenError> {
+    let mut ended = read(path)?;
+    let gone = clean.into_iter().flatten().filter(|(id, _)| !id.is_journal() && !exists(roots, id));
+    let mut added = false;
+    for (id, entry) in gone {
+        let Some(end) = Offset::new(entry.base + entry.length).filter(|end| *end > Offset::ZERO) else { continue };
+        let known = ended.entry(id.clone()).or_insert(Offset::ZERO);
+        if *known < end {
+            *known = end;
+            added = true;
+            tracing::warn!(
+                partition = %id, %end,
+                "its files were removed; should it come again it goes on there, unless its line in .metaq/ended is removed"
+            );
+        }
+    }
+    if added {
+        write(disk, path, &ended).map_err(OpenError::io("write", path))?;
+    }
+    Ok(ended)
+}
+
+/// What cannot be read is there.
+fn exists(roots: &[Root], id: &PartitionId) -> bool {
+    roots.iter().any(|root| {
+        let directory = root.path.join(id.to_string());
+        directory.is_dir() && list(&directory).map_or(true, |found| !found.is_empty())
+    })
+}
+
+fn read(path: &Path) -> Result<Ended, OpenError> {
+    let text = match fs::read_to_string(path) {
+        Ok(text) => text,
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Ended::new()),
+        Err(error) => return Err(OpenError::io("read", path)(error)),
+    };
+    let damaged = |reason: String| OpenError::Damaged { path: path.to_path_buf(), reason, advice: ADVICE };
+    let mut lines = text.lines();
+    if lines.next() != Some(FIRST_LINE) {
+        return Err(damaged(format!("it does not begin with '{FIRST_LINE}'")));
+    }
+    let entry = |line: &str| -> Option<(PartitionId, Offset)> {
+        let (id, end) = line.rsplit_once(' ')?;
+        Some((id.parse().ok()?, Offset::new(end.parse().ok()?)?))
+    };
+    let lines = lines.filter(|line| !line.trim().is_empty());
+    lines.map(|line| entry(line).ok_or_else(|| damaged(format!("{line:?} is not PARTITION END")))).collect()
+}
+
+fn write(disk: &dyn Disk, path: &Path, ended: &Ended) -> io::Result<()> {
+    let mut text = format!("{FIRST_LINE}\n");
+    for (id, end) in ended {
+        writeln!(text, "{id} {end}").expect("a string takes all that is written");
+    }
+    replace_file(disk, path, text.as_bytes())
+}
