@@ -1,12 +1,13 @@
 //! Brokers as real processes, each with a scratch directory of its own, on a port the system chose.
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use rustix::process::{Pid, Signal, kill_process};
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::{Arc, mpsc};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 /// How long anything is waited for before a test fails.
@@ -154,6 +155,8 @@ pub struct Broker {
     lines: mpsc::Receiver<String>,
     seen: Vec<String>,
     log: PathBuf,
+    /// Writes the log; ends with the process, a little later.
+    writer: Option<JoinHandle<()>>,
     /// The directory stays for as long as somebody uses it.
     _dir: Arc<tempfile::TempDir>,
 }
@@ -187,14 +190,15 @@ impl Broker {
         let stderr = child.stderr.take().context("stderr is piped")?;
         let (sender, lines) = mpsc::sync_channel(100_000);
         let mut file = File::create(&log)?;
-        std::thread::spawn(move || {
+        let writer = std::thread::spawn(move || {
             for line in BufReader::new(stderr).lines().map_while(Result::ok) {
                 let _ = writeln!(file, "{line}");
                 // A full channel means that nobody waits for lines any more; the file has them.
                 let _ = sender.try_send(line);
             }
         });
-        Ok(Broker { child, address: String::new(), lines, seen: Vec::new(), log, _dir: Arc::clone(&site.dir) })
+        let (address, seen, writer) = (String::new(), Vec::new(), Some(writer));
+        Ok(Broker { child, address, lines, seen, log, writer, _dir: Arc::clone(&site.dir) })
     }
 
     /// Waits for a log line that holds `text`, lines already seen included.
@@ -259,9 +263,13 @@ impl Broker {
         Ok(self.child.try_wait()?)
     }
 
-    /// Waits for a process that ends by itself.
+    /// Waits for a process that ends by itself; its log is whole then.
     pub fn wait_exit(&mut self) -> Result<ExitStatus> {
-        wait_until("the process to end", || Ok(self.child.try_wait()?))
+        let status = wait_until("the process to end", || Ok(self.child.try_wait()?))?;
+        if let Some(writer) = self.writer.take() {
+            writer.join().map_err(|_| anyhow!("the writer of the log panicked"))?;
+        }
+        Ok(status)
     }
 }
 
