@@ -1,0 +1,141 @@
+//! The person who looks after the brokers: starts what is down, promotes a slave when nobody accepts messages, and looks
+//! at what says that it needs a decision. It follows the runbooks: never two masters on purpose, the slave that holds
+//! most first, `--accept-loss` only when nobody who knows the newest reign can take over.
+
+use crate::message::Event;
+use crate::net::NODES;
+use crate::node::{Exit, NAMES, Process};
+use crate::queue::Ms;
+use crate::world::World;
+
+const LOOK_MS: Ms = 250;
+
+#[derive(Debug, Default)]
+pub(crate) struct Operator {
+    /// When a node that is down is started again.
+    restart_at: [Option<Ms>; NODES],
+    /// Nobody accepts messages since then.
+    leaderless_since: Option<Ms>,
+    /// How long this one waits before acting; drawn anew each time.
+    patience: Ms,
+    /// Promotions that were refused since somebody last accepted messages.
+    refusals: u32,
+    diverged_since: [Option<Ms>; NODES],
+}
+
+impl World {
+    pub(crate) fn on_operate(&mut self) {
+        self.queue.push(self.now + LOOK_MS, Event::Operate);
+        self.start_what_is_down();
+        self.settle_divergence();
+        self.promote_if_leaderless();
+    }
+
+    fn start_what_is_down(&mut self) {
+        for node in 0..NODES {
+            if !matches!(self.nodes[node].process, Process::Down) {
+                continue;
+            }
+            let Some(at) = self.operator.restart_at[node] else {
+                self.operator.restart_at[node] = Some(self.now + self.rng.within(200, 4_000));
+                continue;
+            };
+            if at > self.now {
+                continue;
+            }
+            self.operator.restart_at[node] = None;
+            let led = self.registry.fence().is_none_or(|fence| fence.node == node);
+            let exit = self.nodes[node].exit.take();
+            // A supervisor starts a broker as it was; a person knows better once it said that it was replaced.
+            if exit.is_none() && led && self.rng.percent(60) {
+                self.start_master(node, false);
+            } else {
+                self.start_slave(node, false);
+            }
+        }
+    }
+
+    /// A slave that was given what its master does not have: the master is the one that counts, once it reigns by the
+    /// newest fence and accepts messages.
+    fn settle_divergence(&mut self) {
+        let leader = self.leader();
+        for node in 0..NODES {
+            let follows_leader = |world: &World| {
+                let session = world.nodes[node].slave().and_then(|slave| slave.session.as_ref());
+                session.is_some_and(|session| Some(session.master) == leader)
+            };
+            let diverged = self.nodes[node].slave().is_some_and(|slave| slave.is_diverged());
+            if !diverged || !follows_leader(self) || self.is_paused(node) {
+                self.operator.diverged_since[node] = None;
+                continue;
+            }
+            let since = *self.operator.diverged_since[node].get_or_insert(self.now);
+            if self.now >= since + 1_000 {
+                self.operator.diverged_since[node] = None;
+                self.stop(node);
+                self.start_slave(node, true);
+            }
+        }
+    }
+
+    fn promote_if_leaderless(&mut self) {
+        if self.leader().is_some() {
+            (self.operator.leaderless_since, self.operator.refusals) = (None, 0);
+            return;
+        }
+        if self.operator.leaderless_since.is_none() {
+            self.operator.leaderless_since = Some(self.now);
+            self.operator.patience = self.rng.within(2_500, 8_000);
+        }
+        let since = self.operator.leaderless_since.unwrap_or(self.now);
+        if self.now < since + self.operator.patience {
+            return;
+        }
+        self.operator.leaderless_since = None;
+        self.operator.refusals += 1;
+        let consent = self.operator.refusals > 3;
+        let Some(candidate) = self.best_candidate() else { return };
+        let now = self.now;
+        self.trace.note(now, || format!("the operator promotes {}, accepting loss: {consent}", NAMES[candidate]));
+        // A second master that sleeps or is cut off is beyond reach; one that merely waits is stopped first.
+        for other in (0..NODES).filter(|other| *other != candidate) {
+            if self.nodes[other].master().is_some() && !self.is_paused(other) {
+                self.stop(other);
+            }
+        }
+        self.stop(candidate);
+        self.start_master(candidate, consent);
+    }
+
+    /// Who knows the newest reign, then who holds most. An empty directory is no candidate.
+    fn best_candidate(&self) -> Option<usize> {
+        let fence = self.registry.fence();
+        let rank = |node: &usize| {
+            let host = &self.nodes[*node];
+            let newest = host.disk.lineage.newest();
+            let knows = fence.is_none_or(|fence| {
+                fence.node == *node || newest.is_some_and(|n| n.epoch == fence.epoch && n.node == NAMES[fence.node])
+            });
+            (knows, host.disk.lineage.epoch(), host.bytes())
+        };
+        let reachable = |node: &usize| !self.is_paused(*node);
+        let has_past = |node: &usize| fence.is_none() || self.nodes[*node].disk.lineage.newest().is_some();
+        (0..NODES).filter(reachable).filter(has_past).max_by_key(rank)
+    }
+
+    /// Who accepts messages now.
+    pub(crate) fn leader(&self) -> Option<usize> {
+        (0..NODES).find(|node| {
+            let open = self.nodes[*node].master().is_some_and(|master| master.is_open(self.now, None));
+            open && !self.is_paused(*node)
+        })
+    }
+
+    /// Ended itself, with a reason.
+    pub(crate) fn exit(&mut self, node: usize, exit: Exit) {
+        let now = self.now;
+        self.trace.note(now, || format!("{} ends: {exit:?}", NAMES[node]));
+        self.end_process(node);
+        self.nodes[node].exit = Some(exit);
+    }
+}

@@ -1,0 +1,478 @@
+//! A node that was started with a slave id: it looks for the master, joins it, and follows every partition.
+//!
+//! The order of the steps is that of `link/driver`: greet, list, compare the pasts, cut or hold, take over the past, and
+//! then one get a partition at a time, the next one only after the append of the last is safe.
+
+use crate::log::{Log as Stored, at};
+use crate::message::{Listed, Message, Timer};
+use crate::mutation::Mutation;
+use crate::net::Place;
+use crate::node::{Level, NAMES, level};
+use crate::queue::Ms;
+use crate::world::World;
+use bytes::Bytes;
+use metaq_link::lineage::{Past, Verdict, judge};
+use metaq_link::promotion::{Known, Record};
+use metaq_link::pull::{Answer, Log, Pull, Step, Stop};
+use metaq_types::{Lineage, Offset, PartitionId};
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+pub(crate) const KEEP_ALIVE_WAIT_MS: Ms = 500;
+/// Beyond the wait that was asked for.
+const ANSWER_PATIENCE_MS: Ms = 1_000;
+const POLL_MS: Ms = 300;
+const DELAY_MAX: Duration = Duration::from_millis(POLL_MS);
+const TICK_MS: Ms = 100;
+const RECORD_MS: Ms = 500;
+const RECONNECT_MS: (Ms, Ms) = (50, 300);
+const FETCH_BYTES: u32 = 256;
+
+#[derive(Debug)]
+pub(crate) struct Slave {
+    /// The operator has said `--accept-divergence`.
+    pub(crate) accept_divergence: bool,
+    /// Where the registry last had the master.
+    master: Option<usize>,
+    pub(crate) session: Option<Session>,
+    connect_at: Ms,
+    /// Partitions whose last append is not safe yet: no new connection begins before it is.
+    unsettled: BTreeSet<PartitionId>,
+    heard_at: Ms,
+    known: BTreeMap<PartitionId, Known>,
+}
+
+#[derive(Debug)]
+pub(crate) struct Session {
+    pub(crate) number: u64,
+    pub(crate) master: usize,
+    pub(crate) stage: Stage,
+    /// The question of this connection that is not about one partition, and when its answer is late.
+    asked: Option<(u64, Ms)>,
+    joined: Option<(u64, String)>,
+    catalog: u64,
+    listed: Vec<Listed>,
+    /// Not followed, with what both have of them: their logs are not those of the master.
+    pub(crate) held: BTreeMap<PartitionId, Offset>,
+    pub(crate) followed: BTreeMap<PartitionId, Follow>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Stage {
+    Greeting,
+    Listing,
+    Comparing,
+    Following,
+}
+
+#[derive(Debug)]
+pub(crate) struct Follow {
+    pub(crate) pull: Pull,
+    asked: Option<(u64, Ms)>,
+    appending: Option<Offset>,
+    paused: bool,
+}
+
+impl Slave {
+    pub(crate) fn new(accept_divergence: bool) -> Slave {
+        Slave {
+            accept_divergence,
+            master: None,
+            session: None,
+            connect_at: 0,
+            unsettled: BTreeSet::new(),
+            heard_at: 0,
+            known: BTreeMap::new(),
+        }
+    }
+
+    /// The connection to a master, once it follows.
+    pub(crate) fn following(&self) -> Option<&Session> {
+        self.session.as_ref().filter(|session| session.stage == Stage::Following)
+    }
+
+    /// Whether a partition is not copied because its log is not the master's.
+    pub(crate) fn is_diverged(&self) -> bool {
+        let stopped = |follow: &Follow| matches!(follow.pull.stopped(), Some(Stop::Diverged { .. }));
+        self.session.as_ref().is_some_and(|s| !s.held.is_empty() || s.followed.values().any(stopped))
+    }
+
+    fn session_mut(&mut self, number: u64) -> Option<&mut Session> {
+        self.session.as_mut().filter(|session| session.number == number)
+    }
+}
+
+/// The connection.
+impl World {
+    pub(crate) fn start_slave_timers(&mut self, node: usize) {
+        self.set_timer(node, TICK_MS, Timer::Tick);
+        self.set_timer(node, RECORD_MS, Timer::Record);
+    }
+
+    pub(crate) fn on_tick(&mut self, node: usize) {
+        let now = self.now;
+        self.set_timer(node, TICK_MS, Timer::Tick);
+        self.ask_for_master(node);
+        let Some(slave) = self.nodes[node].slave_mut() else { return };
+        let Some(session) = &mut slave.session else {
+            if let Some(master) = slave.master
+                && now >= slave.connect_at
+                && slave.unsettled.is_empty()
+            {
+                self.connect(node, master);
+            }
+            return;
+        };
+        if session.asked.is_some_and(|(_, late_at)| now >= late_at) {
+            return self.close_session(node);
+        }
+        let is_late = |follow: &Follow| follow.asked.is_some_and(|(_, late_at)| now >= late_at);
+        let late = session.followed.iter().filter(|(_, follow)| is_late(follow)).map(|(id, _)| id.clone());
+        for partition in late.collect::<Vec<_>>() {
+            self.take_answer(node, &partition, Answer::Refused("nothing in time".to_owned()));
+        }
+    }
+
+    fn ask_for_master(&mut self, node: usize) {
+        let (incarnation, sent) = (self.nodes[node].incarnation, self.now);
+        let ask = crate::registry::Ask::Look;
+        self.send(Place::Node(node), Place::Registry, Message::Ask { from: node, incarnation, sent, ask });
+    }
+
+    /// A registration that vanishes does not make a slave leave a master that may still serve.
+    pub(crate) fn on_registered(&mut self, node: usize, registered: Option<usize>) {
+        let Some(slave) = self.nodes[node].slave_mut() else { return };
+        let Some(registered) = registered.filter(|registered| *registered != node) else { return };
+        if slave.master.replace(registered) != Some(registered) && slave.session.is_some() {
+            self.close_session(node);
+        }
+    }
+
+    fn connect(&mut self, node: usize, master: usize) {
+        let number = self.number();
+        let Some(slave) = self.nodes[node].slave_mut() else { return };
+        slave.session = Some(Session {
+            number,
+            master,
+            stage: Stage::Greeting,
+            asked: None,
+            joined: None,
+            catalog: 0,
+            listed: Vec::new(),
+            held: BTreeMap::new(),
+            followed: BTreeMap::new(),
+        });
+        self.greet(node, false);
+    }
+
+    fn greet(&mut self, node: usize, wait: bool) {
+        let slave = node;
+        self.ask_master(node, if wait { KEEP_ALIVE_WAIT_MS } else { 0 }, |session, tag| Message::Greet {
+            session: session.number,
+            slave,
+            wait,
+            catalog: session.catalog,
+            tag,
+        });
+    }
+
+    fn ask_master(&mut self, node: usize, wait: Ms, question: impl FnOnce(&Session, u64) -> Message) {
+        let (now, tag) = (self.now, self.number());
+        let Some(session) = self.nodes[node].slave_mut().and_then(|slave| slave.session.as_mut()) else { return };
+        session.asked = Some((tag, now + wait + ANSWER_PATIENCE_MS));
+        let (message, to) = (question(session, tag), session.master);
+        self.send(Place::Node(node), Place::Node(to), message);
+    }
+
+    pub(crate) fn close_session(&mut self, node: usize) {
+        let pause = self.rng.within(RECONNECT_MS.0, RECONNECT_MS.1);
+        let now = self.now;
+        let Some(slave) = self.nodes[node].slave_mut() else { return };
+        let Some(session) = slave.session.take() else { return };
+        slave.connect_at = now + pause;
+        let appending = session.followed.iter().filter(|(_, follow)| follow.appending.is_some());
+        slave.unsettled.extend(appending.map(|(id, _)| id.clone()));
+        let message = Message::Closed { session: session.number };
+        self.send(Place::Node(node), Place::Node(session.master), message);
+    }
+
+    /// An answer of the master.
+    pub(crate) fn on_master(&mut self, node: usize, message: Message) {
+        let now = self.now;
+        let Some(slave) = self.nodes[node].slave_mut() else { return };
+        let Some(session) = slave.session_mut(message.session()) else { return };
+        let asked = session.asked;
+        let expected = |tag: u64| asked.is_some_and(|(asked, _)| asked == tag);
+        match message {
+            Message::Closed { .. } => return self.close_session(node),
+            Message::Greeted { newest, catalog, tag, .. } if expected(tag) => {
+                slave.heard_at = now;
+                self.on_greeted(node, newest, catalog);
+            }
+            Message::Listed { logs, tag, .. } if expected(tag) => {
+                session.listed = logs;
+                slave.heard_at = now;
+                self.on_listed(node);
+            }
+            Message::ToldLineage { lineage, tag, .. } if expected(tag) => self.on_lineage(node, lineage),
+            Message::Got { partition, answer, tag, .. } => {
+                let follow = session.followed.get(&partition);
+                if follow.is_some_and(|follow| follow.asked.is_some_and(|(asked, _)| asked == tag)) {
+                    slave.heard_at = now;
+                    self.take_answer(node, &partition, answer);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    fn on_greeted(&mut self, node: usize, newest: Option<(u64, String)>, catalog: u64) {
+        let mutation = self.options.mutation;
+        let Some(session) = self.nodes[node].slave_mut().and_then(|slave| slave.session.as_mut()) else { return };
+        match session.stage {
+            Stage::Following => {
+                if session.joined != newest && mutation != Some(Mutation::WelcomeBeforeReign) {
+                    return self.close_session(node);
+                }
+                if session.catalog == catalog {
+                    return self.greet(node, true);
+                }
+                session.catalog = catalog;
+            }
+            _ => {
+                (session.joined, session.catalog, session.stage) = (newest, catalog, Stage::Listing);
+            }
+        }
+        self.ask_master(node, 0, |session, tag| Message::List { session: session.number, tag });
+    }
+
+    fn on_listed(&mut self, node: usize) {
+        let own = self.nodes[node].disk.lineage.newest().map(|reign| (reign.epoch.0, reign.node.clone()));
+        let Some(session) = self.nodes[node].slave_mut().and_then(|slave| slave.session.as_mut()) else { return };
+        if session.stage == Stage::Following || session.joined == own {
+            return self.follow(node);
+        }
+        session.stage = Stage::Comparing;
+        self.ask_master(node, 0, |session, tag| Message::AskLineage { session: session.number, tag });
+    }
+}
+
+/// The join: what becomes of the own logs.
+impl World {
+    fn on_lineage(&mut self, node: usize, theirs: Lineage) {
+        let mutation = self.options.mutation;
+        let host = &self.nodes[node];
+        let Some(slave) = host.slave() else { return };
+        let Some(session) = &slave.session else { return };
+        let accept = slave.accept_divergence;
+        let ends: Vec<_> =
+            host.disk.logs.iter().map(|(id, log)| Listed::ends(&session.listed, id, log.end())).collect();
+        let master = session.master;
+        let verdicts = match judge(&host.disk.lineage, &theirs, NAMES[node], accept, &ends) {
+            Past::Shared(verdicts) => verdicts,
+            // A node without a past has no bytes either; nobody removes the files of a node here.
+            Past::Unknown if host.disk.logs.is_empty() => Vec::new(),
+            Past::Unknown | Past::Foreign => return self.close_session(node),
+        };
+        let mut held = BTreeMap::new();
+        for (partition, verdict) in verdicts {
+            match self.settle(node, master, &partition, verdict) {
+                None => {}
+                Some(Verdict::Cut { .. }) if mutation == Some(Mutation::NoCut) => {}
+                Some(Verdict::Cut { to }) => self.cut(node, &partition, to),
+                Some(Verdict::Hold { common }) => {
+                    held.insert(partition, common);
+                }
+            }
+        }
+        if held.is_empty() || mutation == Some(Mutation::AdoptInDoubt) {
+            self.nodes[node].disk.lineage = theirs;
+        }
+        let now = self.now;
+        self.trace.note(now, || format!("{} joins {}, holding {held:?}", NAMES[node], NAMES[master]));
+        if let Some(session) = self.nodes[node].slave_mut().and_then(|slave| slave.session.as_mut()) {
+            session.held = held;
+        }
+        self.follow(node);
+    }
+
+    /// What both hold from the verdict's end on stays; the reads that find it out are not simulated.
+    fn settle(&self, node: usize, master: usize, partition: &PartitionId, verdict: Verdict) -> Option<Verdict> {
+        if self.options.mutation == Some(Mutation::TrustReignsAlone) {
+            return Some(verdict);
+        }
+        let (Verdict::Cut { to: common } | Verdict::Hold { common }) = verdict;
+        let own = self.nodes[node].disk.logs.get(partition)?;
+        let theirs = self.nodes[master].disk.logs.get(partition);
+        let alike = theirs.map_or(common, |theirs| own.same_until(theirs, common));
+        if alike >= own.end() {
+            return None;
+        }
+        Some(match verdict {
+            Verdict::Cut { .. } => Verdict::Cut { to: alike },
+            Verdict::Hold { .. } => Verdict::Hold { common: alike },
+        })
+    }
+
+    fn cut(&mut self, node: usize, partition: &PartitionId, to: Offset) {
+        let now = self.now;
+        let Some(log) = self.nodes[node].disk.logs.get_mut(partition) else { return };
+        let bytes = log.cut(to);
+        self.trace.note(now, || format!("{} sets {bytes} bytes of {partition} aside, from {to} on", NAMES[node]));
+        self.checks.on_cut(node, partition, to);
+    }
+
+    /// Follows what was listed and is not followed yet.
+    fn follow(&mut self, node: usize) {
+        let host = &mut self.nodes[node];
+        let disk = &host.disk;
+        let crate::node::Process::Slave(slave) = &mut host.process else { return };
+        let Some(session) = &mut slave.session else { return };
+        session.stage = Stage::Following;
+        for Listed { partition, first, end } in std::mem::take(&mut session.listed) {
+            if session.followed.contains_key(&partition) || session.held.contains_key(&partition) {
+                continue;
+            }
+            let mut pull = Pull::new(match disk.logs.get(&partition) {
+                None => Log::Absent { from: Offset::ZERO },
+                Some(log) => Log::Present { first: log.first(), end: log.end() },
+            });
+            pull.on_listing(first, end);
+            session.followed.insert(partition, Follow { pull, asked: None, appending: None, paused: false });
+        }
+        let all: Vec<PartitionId> = session.followed.keys().cloned().collect();
+        all.iter().for_each(|partition| self.pump(node, partition));
+        self.greet(node, true);
+    }
+}
+
+/// One partition.
+impl World {
+    /// Sends the next get when nothing stands in its way.
+    pub(crate) fn pump(&mut self, node: usize, partition: &PartitionId) {
+        let (now, tag) = (self.now, self.number());
+        let Some(session) = self.nodes[node].slave_mut().and_then(|slave| slave.session.as_mut()) else { return };
+        let (number, master) = (session.number, session.master);
+        let Some(follow) = session.followed.get_mut(partition) else { return };
+        if follow.asked.is_some() || follow.appending.is_some() || follow.paused {
+            return;
+        }
+        let Some(get) = follow.pull.next_get() else { return };
+        let wait = (!get.waiting).then_some(POLL_MS);
+        if get.offset > Offset::ZERO {
+            self.checks.on_asked(node, partition, get.offset, &self.nodes[node].disk);
+        }
+        let Some(follow) = self.follow_mut(node, partition) else { return };
+        follow.asked = Some((tag, now + wait.unwrap_or(0) + ANSWER_PATIENCE_MS));
+        let message = Message::Get {
+            session: number,
+            partition: partition.clone(),
+            offset: get.offset,
+            bytes_max: FETCH_BYTES.max(get.bytes_min),
+            wait,
+            tag,
+        };
+        self.send(Place::Node(node), Place::Node(master), message);
+    }
+
+    fn follow_mut(&mut self, node: usize, partition: &PartitionId) -> Option<&mut Follow> {
+        self.nodes[node].slave_mut()?.session.as_mut()?.followed.get_mut(partition)
+    }
+
+    fn take_answer(&mut self, node: usize, partition: &PartitionId, answer: Answer) {
+        let Some(follow) = self.follow_mut(node, partition) else { return };
+        follow.asked = None;
+        match follow.pull.on_answer(answer, DELAY_MAX) {
+            Step::Get | Step::Stop => {}
+            Step::Pause(pause) => {
+                follow.paused = true;
+                self.resume_in(node, partition, pause.as_millis() as Ms);
+            }
+            Step::Create { first } => {
+                follow.pull.on_created(first);
+                self.nodes[node].disk.logs.insert(partition.clone(), Stored::new(first));
+            }
+            Step::StepOver { .. } => unreachable!("no master here trims its logs"),
+            Step::Compare { .. } => unreachable!("no master here is the original"),
+            Step::Append { at, segment, bytes } => self.append(node, partition, at, segment, &bytes),
+        }
+        self.look_at(node, partition);
+        self.pump(node, partition);
+    }
+
+    fn resume_in(&mut self, node: usize, partition: &PartitionId, pause: Ms) {
+        let Some(session) = self.nodes[node].slave().and_then(|slave| slave.session.as_ref()) else { return };
+        let (session, partition) = (session.number, partition.clone());
+        self.set_timer(node, pause, Timer::Resume { session, partition });
+    }
+
+    pub(crate) fn on_resume(&mut self, node: usize, session: u64, partition: &PartitionId) {
+        let Some(slave) = self.nodes[node].slave_mut() else { return };
+        let Some(session) = slave.session_mut(session) else { return };
+        if let Some(follow) = session.followed.get_mut(partition) {
+            follow.paused = false;
+            self.pump(node, partition);
+        }
+    }
+
+    fn append(&mut self, node: usize, partition: &PartitionId, start: Offset, segment: Option<Offset>, bytes: &Bytes) {
+        let early = self.options.mutation == Some(Mutation::ConfirmBeforeSync);
+        let logs = &mut self.nodes[node].disk.logs;
+        let log = logs.entry(partition.clone()).or_insert_with(|| Stored::new(start));
+        let stored = log.append_verbatim(start, segment.unwrap_or(at(0)), bytes);
+        let end = log.end();
+        let Some(follow) = self.follow_mut(node, partition) else { return };
+        match stored {
+            Err(reason) => follow.pull.on_local_failure(reason),
+            Ok(()) if level(partition) == Level::Os || early => follow.pull.on_appended(end),
+            Ok(()) => follow.appending = Some(end),
+        }
+        self.want_sync(node, partition);
+    }
+
+    /// The disk has synced what a slave wrote.
+    pub(crate) fn on_slave_synced(&mut self, node: usize, partition: &PartitionId) {
+        let Some(durable) = self.nodes[node].disk.logs.get(partition).map(Stored::durable) else { return };
+        let Some(slave) = self.nodes[node].slave_mut() else { return };
+        slave.unsettled.remove(partition);
+        let Some(follow) = self.follow_mut(node, partition) else { return };
+        if follow.appending.is_some_and(|end| end <= durable) {
+            let end = follow.appending.take().unwrap_or(durable);
+            follow.pull.on_appended(end);
+            self.pump(node, partition);
+        }
+    }
+
+    /// Notes what is known of the master, for a promotion.
+    fn look_at(&mut self, node: usize, partition: &PartitionId) {
+        let now = self.now;
+        let Some(slave) = self.nodes[node].slave_mut() else { return };
+        let Some(session) = &slave.session else { return };
+        let Some(follow) = session.followed.get(partition) else { return };
+        if let Some(end) = follow.pull.master_end() {
+            let known = Known { end: end.get(), seen_unix_ms: now, stopped: follow.pull.note(), ..Known::default() };
+            slave.known.insert(partition.clone(), known);
+        }
+    }
+
+    pub(crate) fn on_record(&mut self, node: usize) {
+        self.set_timer(node, RECORD_MS, Timer::Record);
+        self.write_record(node);
+    }
+
+    pub(crate) fn write_record(&mut self, node: usize) {
+        let Some(slave) = self.nodes[node].slave() else { return };
+        let master = slave.master.map_or_else(String::new, |master| NAMES[master].to_owned());
+        if slave.heard_at > 0 {
+            let partitions = slave.known.iter().map(|(id, known)| (id.to_string(), known.clone())).collect();
+            let record = Record {
+                slave_id: node as u32,
+                master,
+                heard_unix_ms: slave.heard_at,
+                partitions,
+                ..Record::default()
+            };
+            self.nodes[node].disk.record = Some(record);
+        }
+    }
+}
