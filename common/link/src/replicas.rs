@@ -78,9 +78,15 @@ pub struct Verdict {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum GreetingError {
     #[error(
-        "slave id {id} is in use by {address}, which copies into another data directory: give one of them another slaveId"
+        "duplicate: slave id {id} is in use by {address}, which copies into another data directory: give one of them \
+         another slaveId"
     )]
     IdTaken { id: SlaveId, address: String },
+    #[error(
+        "duplicate: slave {id} at {address} has the same node identity, so one data directory is a copy of the other: stop \
+         one of them, remove .metaq from its data path, start it again"
+    )]
+    NodeTaken { id: SlaveId, address: String },
     #[error("{REPLICAS_MAX} slaves are connected, which is the most this master keeps")]
     TooMany,
 }
@@ -110,6 +116,11 @@ impl Replicas {
 
     /// A connection has greeted as slave `id`. Each accepted greeting is ended by one [`Replicas::on_disconnect`].
     pub fn on_greeting(&mut self, id: SlaveId, node: &str, address: &str, now: Instant) -> Result<(), GreetingError> {
+        // Two nodes of one identity could each go on as the master after the other's reign.
+        let mut others = self.slaves.iter().filter(|(other, slave)| **other != id && slave.connections > 0);
+        if let Some((id, twin)) = others.find(|(_, slave)| !node.is_empty() && slave.node == node) {
+            return Err(GreetingError::NodeTaken { id: *id, address: twin.address.clone() });
+        }
         if let Some(slave) = self.slaves.get_mut(&id) {
             let other_node = !node.is_empty() && !slave.node.is_empty() && slave.node != node;
             if slave.connections > 0 && other_node {
@@ -537,5 +548,17 @@ mod tests {
         assert_eq!(parse_stats(&format!("STATS\r\n{text}END\r\n")), Ok(vec![line]));
         assert_eq!(parse_stats("STATS\r\nEND\r\n"), Ok(vec![]));
         assert!(parse_stats("slave 2 x").is_err());
+    }
+
+    #[test]
+    fn two_slaves_of_one_identity_are_not_both_taken() {
+        let (mut replicas, now) = (Replicas::new(), Instant::now());
+        let id = |n| SlaveId::new(n).unwrap();
+        replicas.on_greeting(id(0), "node", "h:1", now).unwrap();
+        let error = replicas.on_greeting(id(1), "node", "h:2", now).unwrap_err();
+        assert!(error.to_string().starts_with("duplicate: slave 0 at h:1"), "{error}");
+        replicas.on_greeting(id(1), "", "h:2", now).unwrap();
+        replicas.on_disconnect(id(0), now);
+        replicas.on_greeting(id(2), "node", "h:3", now).unwrap();
     }
 }
