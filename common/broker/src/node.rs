@@ -18,7 +18,7 @@ use crate::transport::{Buffers, Transport};
 use crate::view;
 use crate::watched::NodeView;
 use bytes::BytesMut;
-use metaq_config::{BrokerConfig, DeleteAction, FlushTxLog, Live, Topic};
+use metaq_config::{AckRules, BrokerConfig, DeleteAction, FlushTxLog, Live, Topic};
 use metaq_link::driver::StatusSource;
 use metaq_link::lag::LogEnd;
 use metaq_link::replicas::{ReplicaLine, Replicas};
@@ -387,6 +387,12 @@ fn journal_rules(config: &BrokerConfig) -> PartitionRules {
     }
 }
 
+/// Who has to hold the transaction journal: it serves all topics, so the one that asks for the most members decides.
+pub(crate) fn strictest_ack(config: &BrokerConfig) -> AckRules {
+    let topics = config.topics.values().map(|topic| topic.ack);
+    topics.chain([config.system.ack]).max_by_key(|ack| ack.quorum).unwrap_or(config.system.ack)
+}
+
 /// What a configuration says about transactions.
 pub fn transaction_settings(config: &BrokerConfig) -> metaq_txn::Settings {
     let system = &config.system;
@@ -398,6 +404,7 @@ pub fn transaction_settings(config: &BrokerConfig) -> metaq_txn::Settings {
         checkpoint_interval: system.checkpoint_interval,
         checkpoint_bytes: JOURNAL_SEGMENT_BYTES.into(),
         original_journal: system.data_log_path.join("transactions"),
+        confirm_within: strictest_ack(config).timeout,
     }
 }
 

@@ -1,6 +1,6 @@
 //! `ackQuorum` on this node: `metaq_link::quorum` decides, and here its decisions are done to the store's partitions.
 
-use crate::node::{Node, NodeRole, Shared};
+use crate::node::{Node, NodeRole, Shared, strictest_ack};
 use metaq_config::{AckRules, BrokerConfig};
 use metaq_link::confirmed::{Kept, Known};
 use metaq_link::members::Shortage;
@@ -68,8 +68,11 @@ impl Quorum {
     /// Obeys a configuration, at the start and after a reload: which partitions ask for how many.
     pub(crate) fn follow(&self, config: &BrokerConfig) {
         let mut state = self.state.lock();
-        for partition in self.store.partitions() {
-            let rules = config.topic(&partition.id().topic).map_or(config.system.ack, |topic| topic.ack);
+        for partition in self.store.logs() {
+            let rules = match partition.id().is_journal() {
+                true => strictest_ack(config),
+                false => config.topic(&partition.id().topic).map_or(config.system.ack, |topic| topic.ack),
+            };
             if rules.is_on() {
                 self.watch(&mut state, &partition, rules);
             } else if state.quorums.is_watched(partition.id()) {
@@ -89,7 +92,7 @@ impl Quorum {
             return;
         }
         let confirmed = if state.reigns {
-            partition.hold()
+            hold(partition)
         } else {
             let positions = partition.positions();
             let start = state.known.start(id, positions.kept, positions.durable);
@@ -108,7 +111,7 @@ impl Quorum {
         state.quorums.begin(epoch, Instant::now());
         for (id, confirmed) in state.quorums.confirmed() {
             if let (Some(partition), Some(to)) = (self.partition(id), confirmed) {
-                partition.confirm(to);
+                confirm(&partition, to);
             }
         }
     }
@@ -194,7 +197,7 @@ impl Quorum {
     }
 
     fn partition(&self, id: &PartitionId) -> Option<Arc<Partition>> {
-        self.store.get(&id.topic, id.number as i32)
+        if id.is_journal() { self.store.journal() } else { self.store.get(&id.topic, id.number as i32) }
     }
 
     /// Keeps what is confirmed on disk, where it has moved. Blocks.
@@ -234,17 +237,36 @@ impl State {
         match act {
             // Before the reign nothing waits, and what recovery appends must not.
             Act::Confirm(to) if !self.reigns => partition.limit(to),
-            Act::Confirm(to) => partition.confirm(to),
+            Act::Confirm(to) => confirm(partition, to),
             Act::ConfirmEverything => partition.confirm(Offset::MAX),
             Act::Hold if !self.reigns => {
                 let to = partition.positions().written;
                 partition.limit(to);
                 self.quorums.held(partition.id(), to);
             }
-            Act::Hold => self.quorums.held(partition.id(), partition.hold()),
+            Act::Hold => self.quorums.held(partition.id(), hold(partition)),
+            Act::GiveUp(_) if partition.id().is_journal() => {}
             Act::GiveUp(to) => partition.give_up(to),
         }
     }
+}
+
+/// Of the journal only those entries wait for members that a coordinator is told about, and they do so themselves: a
+/// put into a transaction promises nothing before it is prepared or committed.
+fn confirm(partition: &Partition, to: Offset) {
+    match partition.id().is_journal() {
+        true => partition.limit(to),
+        false => partition.confirm(to),
+    }
+}
+
+fn hold(partition: &Partition) -> Offset {
+    if !partition.id().is_journal() {
+        return partition.hold();
+    }
+    let to = partition.positions().written;
+    partition.limit(to);
+    to
 }
 
 /// Ends what waits too long, and keeps what is confirmed on disk, until the node stops.

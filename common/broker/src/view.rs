@@ -83,8 +83,9 @@ fn lineage(node: &Shared, out: &mut String) {
 /// Who stands behind acknowledgements: counters, slaves, and every partition that asks for a quorum.
 fn quorum(node: &Shared, out: &mut String) {
     let counters = &node.counters;
-    let (slaves, logs, beyond_end) =
+    let (slaves, mut logs, beyond_end) =
         node.quorum.look(|quorums| (quorums.slaves(Instant::now()), quorums.standings(), quorums.beyond_end()));
+    logs.retain(|log| !log.partition.is_journal());
     let report = Report {
         refused: counters.puts_refused_by_quorum(),
         unconfirmed: counters.puts_unconfirmed(),

@@ -131,12 +131,19 @@ impl Recovery<'_> {
         let state = match (left.is_empty(), by_operator) {
             (true, false) => return Ok(()),
             (true, true) => State::Ended(crate::entry::Outcome::Committed),
-            (false, _) => State::Decided { parts: parts.to_vec(), left, by_operator },
+            // Its own place is somewhere before.
+            (false, _) => State::Decided { at: self.end(), parts: parts.to_vec(), left, by_operator },
         };
         let transaction = self.table.restore(number, key, state, Instant::now());
         transaction.end_at(crate::entry::Outcome::Committed, past.first);
         add_messages(transaction, &past.messages);
         Ok(())
+    }
+
+    /// The last byte of the journal.
+    fn end(&self) -> Offset {
+        let written = self.journal.positions().written;
+        Offset::new(written.get().saturating_sub(1)).unwrap_or(written)
     }
 
     /// Whether a partition has all of the place where a batch was stored.

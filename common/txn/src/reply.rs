@@ -103,10 +103,15 @@ impl Refused {
         Refused::of(key, XA_RESOURCE_FAILED, text)
     }
 
+    /// Prepared, but a promoted slave may not know it: the coordinator must not count on it.
+    pub(crate) fn prepared_alone(key: &TransactionKey) -> Refused {
+        let text = "prepared here, not confirmed by the quorum: roll it back, or commit it when the members are back";
+        Refused::of(key, XA_RESOURCE_FAILED, text.to_owned())
+    }
+
     /// Decided, and not yet everywhere it belongs.
     pub(crate) fn committing(key: &TransactionKey, reason: impl fmt::Display) -> Refused {
-        let text =
-            format!("committed, but not all messages can be stored yet: {reason}; they will be, without further ado");
+        let text = format!("committed, but not stored everywhere yet: {reason}; it will be, without further ado");
         Refused::of(key, XA_RESOURCE_FAILED, text)
     }
 

@@ -44,8 +44,10 @@ pub(crate) enum State {
     Prepared,
     /// A command is being carried out; others wait.
     Busy,
-    /// Committed, with the batches that are not in their partitions yet.
+    /// Committed by the entry at `at`, with the batches that are not in their partitions yet; with none of them left it
+    /// waits to be confirmed by others.
     Decided {
+        at: Offset,
         parts: Vec<Part>,
         left: Vec<PartitionId>,
         by_operator: bool,
@@ -312,7 +314,7 @@ impl Table {
             (_, Command::Forget) => return Claim::Answer(Ok(String::new())),
             (State::Decided { .. }, Command::CommitOnePhase | Command::CommitTwoPhase) => Work::Apply,
             (State::Decided { .. }, _) => {
-                return Claim::Answer(Err(Refused::committing(key, "the disk refused them before")));
+                return Claim::Answer(Err(Refused::committing(key, "they were refused or not confirmed before")));
             }
             (State::Prepared, Command::Prepare) => return Claim::Answer(Err(Refused::prepared_already())),
             (State::Open, Command::CommitTwoPhase) if !local => {

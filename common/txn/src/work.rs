@@ -6,11 +6,12 @@ use crate::recovery::missing;
 use crate::reply::Refused;
 use crate::table::{State, Work};
 use bytes::Bytes;
-use metaq_store::{Ack, AckSink, AppendError, Appended, BatchRecord, Health, Partition};
-use metaq_types::PartitionId;
+use metaq_store::{Ack, AckSink, AppendError, Appended, BatchRecord, Health, Partition, Reader};
+use metaq_types::{Offset, PartitionId};
 use metaq_wire::TransactionKey;
 use parking_lot::Mutex;
 use std::sync::Arc;
+use std::time::Duration;
 use tokio::sync::oneshot;
 
 /// The messages of a transaction for one partition, in the order they were put.
@@ -25,12 +26,13 @@ impl Inner {
         number: Number,
         key: &TransactionKey,
         work: Work,
+        shortage: Option<String>,
     ) -> Result<String, Refused> {
         self.settle(number).await;
         match work {
-            Work::Prepare => self.prepare(number, key).await,
-            Work::Commit { by_operator } => self.commit(number, key, by_operator).await,
-            Work::Apply => self.apply_left(number, key).await,
+            Work::Prepare => self.prepare(number, key, shortage).await,
+            Work::Commit { by_operator } => self.commit(number, key, by_operator, shortage).await,
+            Work::Apply => self.apply_left(number, key, self.settings.confirm_within).await,
             Work::Rollback { by_operator } => self.roll_back(number, key, by_operator).await,
             Work::Complete => {
                 let next = State::Ended(Outcome::Completed);
@@ -56,14 +58,35 @@ impl Inner {
         }
     }
 
-    async fn prepare(&self, number: Number, key: &TransactionKey) -> Result<String, Refused> {
+    /// Waits until as many members as have to hold the journal beyond `at`; at once where nobody is asked. `false`: not in
+    /// time.
+    async fn confirmed(&self, at: Offset, patience: Duration) -> bool {
+        let is_held = || self.journal.confirmed() > at;
+        // A partition that is closed ends the wait as well.
+        let _ = tokio::time::timeout(patience, async {
+            if !is_held() {
+                self.journal.readable_beyond(at, Reader::Consumer).await;
+            }
+        })
+        .await;
+        is_held()
+    }
+
+    async fn prepare(&self, number: Number, key: &TransactionKey, shortage: Option<String>) -> Result<String, Refused> {
         if self.ends_empty(number) {
             return Ok("3".to_owned());
         }
+        if let Some(reason) = shortage {
+            self.table.lock().release(number, State::Open);
+            return Err(Refused::unavailable(key, reason));
+        }
         match self.enter(number, key, &What::Prepare, self.settings.synced).await {
-            Ok(_) => {
+            Ok(entered) => {
                 self.table.lock().release(number, State::Prepared);
-                Ok("0".to_owned())
+                match self.confirmed(entered.offset, self.settings.confirm_within).await {
+                    true => Ok("0".to_owned()),
+                    false => Err(Refused::prepared_alone(key)),
+                }
             }
             Err(AppendError::Refused(refusal)) => {
                 self.table.lock().release(number, State::Open);
@@ -74,23 +97,33 @@ impl Inner {
     }
 
     /// Nothing is decided until the entry is in the journal; from then on nothing can take it back.
-    async fn commit(&self, number: Number, key: &TransactionKey, by_operator: bool) -> Result<String, Refused> {
+    async fn commit(
+        &self,
+        number: Number,
+        key: &TransactionKey,
+        by_operator: bool,
+        shortage: Option<String>,
+    ) -> Result<String, Refused> {
         if self.ends_empty(number) {
             return Ok(String::new());
+        }
+        if let Some(reason) = shortage {
+            return Err(self.not_committed(number, key, &reason).await);
         }
         let (batches, parts) = match self.ready(number) {
             Ok(ready) => ready,
             Err(reason) => return Err(self.not_committed(number, key, &reason).await),
         };
         let decision = What::Commit { by_operator, parts: parts.clone() };
-        match self.enter(number, key, &decision, self.settings.synced).await {
-            Ok(_) => {}
+        let at = match self.enter(number, key, &decision, self.settings.synced).await {
+            Ok(entered) => entered.offset,
             Err(AppendError::Refused(refusal)) => {
                 return Err(self.not_committed(number, key, &refusal.to_string()).await);
             }
             Err(error) => return Err(self.doubt(number, key, &error)),
-        }
-        self.apply(number, key, Decision { batches, parts, by_operator, again: false }).await
+        };
+        let patience = self.settings.confirm_within;
+        self.apply(number, key, Decision { at, batches, parts, by_operator, again: false, patience }).await
     }
 
     /// The batches as the journal holds them, and where each will be at the earliest. An error: this cannot be stored.
@@ -143,7 +176,7 @@ impl Inner {
     }
 
     async fn apply(&self, number: Number, key: &TransactionKey, decision: Decision) -> Result<String, Refused> {
-        let Decision { batches, parts, by_operator, again } = decision;
+        let Decision { at, batches, parts, by_operator, again, patience } = decision;
         let mut waiting = Vec::with_capacity(batches.len());
         for batch in batches {
             let (ack, outcome) = ack();
@@ -168,8 +201,13 @@ impl Inner {
             if !again {
                 tracing::error!(%key, trouble, "a committed transaction is not stored everywhere yet; trying on");
             }
-            self.table.lock().release(number, State::Decided { parts, left, by_operator });
+            self.table.lock().release(number, State::Decided { at, parts, left, by_operator });
             return Err(Refused::committing(key, trouble));
+        }
+        // Told of a commit, the coordinator forgets it: so whoever may be promoted must not find the branch undecided.
+        if !self.confirmed(at, patience).await {
+            self.table.lock().release(number, State::Decided { at, parts, left, by_operator });
+            return Err(Refused::committing(key, AppendError::Unconfirmed));
         }
         // Lost, it only makes the next start look for the batches.
         let _ = self.enter(number, key, &What::Applied { parts: applied }, false).await;
@@ -179,14 +217,14 @@ impl Inner {
 
     /// Stores what is left of a decision. A batch whose fate is unknown waits for the next start, which looks for it: its
     /// partition takes no appends until then.
-    async fn apply_left(&self, number: Number, key: &TransactionKey) -> Result<String, Refused> {
+    async fn apply_left(&self, number: Number, key: &TransactionKey, patience: Duration) -> Result<String, Refused> {
         let decided = {
             let mut table = self.table.lock();
             let state = table.get(number).map(|transaction| transaction.state.clone());
             let claimed = table.claim_own(number, |state| matches!(state, State::Decided { .. }));
             state.filter(|_| claimed)
         };
-        let Some(State::Decided { parts, left, by_operator }) = decided else {
+        let Some(State::Decided { at, parts, left, by_operator }) = decided else {
             return Err(Refused::committing(key, "somebody else is at it"));
         };
         match self.read_batches(number, Some(&left)) {
@@ -195,10 +233,10 @@ impl Inner {
                     self.keep_missing(batch, &parts);
                 }
                 batches.retain(|batch| !batch.records.is_empty());
-                self.apply(number, key, Decision { batches, parts, by_operator, again: true }).await
+                self.apply(number, key, Decision { at, batches, parts, by_operator, again: true, patience }).await
             }
             Err(reason) => {
-                self.table.lock().release(number, State::Decided { parts, left, by_operator });
+                self.table.lock().release(number, State::Decided { at, parts, left, by_operator });
                 Err(Refused::committing(key, reason))
             }
         }
@@ -215,14 +253,14 @@ impl Inner {
         }
     }
 
-    /// Tries again what a full disk kept from being stored.
+    /// Tries again what a full disk kept from being stored, and ends what is confirmed by now.
     pub(crate) async fn finish_decided(&self) {
         let decided = self.table.lock().decided();
         for number in decided {
             let key = self.table.lock().get(number).map(|transaction| transaction.key.clone());
             if let Some(key) = key {
                 // Said in the log by `apply` already.
-                let _ = self.apply_left(number, &key).await;
+                let _ = self.apply_left(number, &key, Duration::ZERO).await;
             }
         }
     }
@@ -308,15 +346,19 @@ impl Inner {
 }
 
 struct Decision {
+    /// Its entry in the journal.
+    at: Offset,
     batches: Vec<Batch>,
     parts: Vec<Part>,
     by_operator: bool,
     /// Tried before: what keeps it from being stored is in the log already.
     again: bool,
+    /// How long others may take to confirm it.
+    patience: Duration,
 }
 
 /// One message out of the journal, as it goes into its partition.
-pub(crate) fn read_message(journal: &Partition, at: metaq_types::Offset, bytes: u32) -> Result<BatchRecord, String> {
+pub(crate) fn read_message(journal: &Partition, at: Offset, bytes: u32) -> Result<BatchRecord, String> {
     let (header, body) = journal.read_record(at, bytes).map_err(|error| format!("in the journal {error}"))?;
     match decode(&body).map(|entry| entry.what) {
         Ok(What::Put { flag, body, .. }) => Ok(record(header.id, flag, body)),

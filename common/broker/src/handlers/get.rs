@@ -77,10 +77,13 @@ pub(crate) fn get(conversation: &mut Conversation, get: Get) {
 
 /// The offset a replica asks for says that it holds everything before.
 fn confirm(node: &Shared, slave: SlaveId, get: &Get) {
-    let Some(partition) = node.store.get(&get.topic, get.partition) else { return };
-    let Some(offset) = Offset::from_wire(get.offset) else { return };
-    let log = crate::node::log_end(&partition);
-    node.replicas.lock().on_get(slave, partition.id(), offset, log, std::time::Instant::now());
+    let is_journal = *get.topic == *JOURNAL_TOPIC;
+    let partition = if is_journal { node.store.journal() } else { node.store.get(&get.topic, get.partition) };
+    let (Some(partition), Some(offset)) = (partition, Offset::from_wire(get.offset)) else { return };
+    if !is_journal {
+        let log = crate::node::log_end(&partition);
+        node.replicas.lock().on_get(slave, partition.id(), offset, log, std::time::Instant::now());
+    }
     if node.quorum.is_on() {
         node.quorum.on_get(slave, &partition, offset);
     }

@@ -1,6 +1,6 @@
 use crate::answer::Answer;
 use crate::dispatch::Conversation;
-use crate::node::{NodeRole, Shared};
+use crate::node::{NodeRole, Shared, strictest_ack};
 use metaq_txn::{Command, Coordinator};
 use metaq_types::Status;
 use metaq_wire::{Transaction, TransactionKey, TransactionKind};
@@ -42,6 +42,7 @@ pub(crate) fn transaction(conversation: &Conversation, transaction: &Transaction
         );
         return answer(Answer::text(Status::Forbidden, text));
     }
+    let shortage = shortage(node, command);
     let (outbound, node) = (Arc::clone(conversation.outbound()), Arc::clone(node));
     let ticket = outbound.owe_answer(transaction.opaque);
     let done = move |reply: Result<String, metaq_txn::Refused>| {
@@ -55,7 +56,27 @@ pub(crate) fn transaction(conversation: &Conversation, transaction: &Transaction
             },
         );
     };
-    coordinator.command(command, conversation.session, key, Box::new(done));
+    coordinator.command(command, conversation.session, key, shortage, Box::new(done));
+}
+
+/// Why nothing can be decided: who has to hold the journal is not there.
+fn shortage(node: &Shared, command: Command) -> Option<String> {
+    let decides = matches!(
+        command,
+        Command::Prepare | Command::CommitOnePhase | Command::CommitTwoPhase | Command::OperatorCommit
+    );
+    let rules = strictest_ack(&node.config.current());
+    if !decides || !rules.is_on() {
+        return None;
+    }
+    let journal = node.store.journal()?;
+    match node.quorum.admit(&journal, rules) {
+        Ok(_) => None,
+        Err(shortage) => {
+            node.counters.quorum_refused();
+            Some(shortage.to_string())
+        }
+    }
 }
 
 /// The node's coordinator, or why it takes no transactions.

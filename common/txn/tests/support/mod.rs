@@ -73,6 +73,7 @@ impl Place {
             checkpoint_interval: Duration::from_secs(3600),
             checkpoint_bytes: 4000,
             original_journal: self.directory.path().join("transactions"),
+            confirm_within: Duration::from_millis(200),
         };
         let (coordinator, recovered) =
             Coordinator::open(store.clone(), settings, self.rules()).map_err(|error| error.to_string())?;
@@ -92,7 +93,7 @@ pub(crate) fn key(text: &str) -> TransactionKey {
 pub(crate) fn command(coordinator: &Coordinator, command: Command, name: &str) -> Result<String, String> {
     let (sender, receiver) = mpsc::channel();
     let done = Box::new(move |reply: Result<String, metaq_txn::Refused>| drop(sender.send(reply)));
-    coordinator.command(command, SESSION, &key(name), done);
+    coordinator.command(command, SESSION, &key(name), None, done);
     receiver.recv_timeout(DEADLINE).expect("no answer within the deadline").map_err(|refused| refused.to_string())
 }
 
