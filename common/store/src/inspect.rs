@@ -5,15 +5,15 @@ use crate::errors::OpenError;
 use crate::load::{Found, list};
 use crate::reigns;
 use crate::roots::OURS;
-use crate::scan::scan;
+use crate::scan::{next_good_in, scan};
 use crate::window::Window;
 use metaq_types::{Lineage, Offset, PartitionId};
 use std::fs::{self, File};
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 
-/// Bytes of a log that are read for the average size of its records.
-const SAMPLE_BYTES: u64 = 256 * 1024;
+/// Bytes at the end of a log that are read for the average size of its newest records.
+const SAMPLE_BYTES: u32 = 256 * 1024;
 
 /// A data directory as its files are at this moment.
 #[derive(Debug)]
@@ -109,14 +109,16 @@ impl LogFiles {
     /// The average size of the records that were written last, headers included; `None` where there is none.
     pub fn record_bytes_average(&self) -> io::Result<Option<u64>> {
         let file = File::open(&self.sample)?;
-        let length = file.metadata()?.len();
-        let mut window = Window::new(&file, length, SAMPLE_BYTES as usize);
-        let (mut at, mut records) = (0, 0);
-        while at < length.min(SAMPLE_BYTES)
-            && let Some((_, end)) = window.record(at)?
-        {
+        let length = u32::try_from(file.metadata()?.len()).unwrap_or(u32::MAX);
+        let from = match length.checked_sub(SAMPLE_BYTES) {
+            None | Some(0) => 0,
+            Some(middle) => next_good_in(&file, length, middle)?.unwrap_or(0),
+        };
+        let mut window = Window::new(&file, length.into(), SAMPLE_BYTES as usize);
+        let (mut at, mut records) = (u64::from(from), 0);
+        while let Some((_, end)) = window.record(at)? {
             (at, records) = (end, records + 1);
         }
-        Ok((records > 0).then(|| at / records))
+        Ok((records > 0).then(|| (at - u64::from(from)) / records))
     }
 }

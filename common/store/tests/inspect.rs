@@ -40,3 +40,17 @@ fn what_is_inspected_is_what_is_opened() {
     let gaps = inspect(&[setup.path()]).unwrap().logs.remove(0).gaps;
     assert_eq!(gaps, [(support::at(1200), support::at(1400))]);
 }
+
+#[test]
+fn the_newest_records_tell_the_average() {
+    let setup = Setup::new(1000, 1 << 20);
+    let store = setup.open();
+    let partition = store.get_or_create(&id("t-0"), &setup.rules(), support::at(0)).unwrap();
+    for size in [10, 980] {
+        for _ in 0..400 {
+            put(&partition, &vec![b'x'; size]).unwrap();
+        }
+    }
+    let average = inspect(&[setup.path()]).unwrap().logs[0].record_bytes_average().unwrap();
+    assert_eq!(average, Some(1000));
+}

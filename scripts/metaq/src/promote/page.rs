@@ -28,17 +28,19 @@ fn page(report: &Report) -> String {
     let of_note = |line: &&PartitionLine| line.bytes_at_risk > 0 || line.stopped.is_some() || !line.gaps.is_empty();
     let behind: Vec<_> = report.partitions.iter().filter(of_note).collect();
     let level = report.partitions.len() - behind.len();
-    row(
-        "level",
-        &format!("{level} of {} partitions end where the master was last known to end", report.partitions.len()),
-    );
+    let all = report.partitions.len();
+    if all > 0 {
+        row("level", &format!("{level} of {all} partitions end where the master was last known to end"));
+    }
     for line in behind.iter().take(LISTED_MAX) {
         row("behind", &partition(line));
     }
     if let Some(more) = behind.len().checked_sub(LISTED_MAX + 1) {
         row("behind", &format!("and {} partitions more; --format json lists them", more + 1));
     }
-    row("at risk", &format!("{} bytes known to be on the master are not here{}", report.bytes_at_risk, of(report)));
+    if report.master.is_some() {
+        row("at risk", &format!("{} bytes known to be on the master are not here{}", report.bytes_at_risk, of(report)));
+    }
     for wait in &report.waits_for {
         row("waits for", wait);
     }
