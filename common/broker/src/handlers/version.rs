@@ -79,6 +79,12 @@ fn greet(conversation: &mut Conversation, opaque: Opaque, greeting: Greeting) {
         conversation.outbound().answer(opaque, Answer::text(Status::InternalServerError, text));
         return;
     }
+    if node.transactions.get().is_none() {
+        // Followed now, it would take what comes for a part of our last reign.
+        let text = "this master's reign has not begun yet, as it waits for ZooKeeper; try again";
+        conversation.outbound().answer(opaque, Answer::text(Status::ServiceUnavailable, text));
+        return;
+    }
     let slave = match greeting.slave_id.map(|id| SlaveId::new(i64::from(id))) {
         Some(Ok(slave)) => slave,
         Some(Err(error)) => {
