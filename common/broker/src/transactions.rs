@@ -33,10 +33,12 @@ impl Transactions {
         }
     }
 
-    /// The lines of `stats transactions`: the journal's length, then one each with its key last, which may hold anything but a blank.
+    /// The lines of `stats transactions`: the journal's length and its syncs, then one each with its key last, which may
+    /// hold anything but a blank.
     pub(crate) fn write_stats(&self, out: &mut String) {
         if let Some(coordinator) = self.get() {
             let _ = write!(out, "journal_bytes {}\r\n", coordinator.journal_bytes());
+            let _ = write!(out, "journal_syncs {}\r\n", coordinator.journal_syncs());
         }
         for Line { key, state, age, messages, bytes } in self.get().map(Coordinator::lines).unwrap_or_default() {
             let _ = write!(

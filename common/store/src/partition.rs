@@ -71,6 +71,7 @@ pub struct Partition {
     /// Segments off the log whose files are still there, the oldest first; locked over a run of retention.
     pub(crate) retired: Mutex<VecDeque<Retired>>,
     pub(crate) records: AtomicU64,
+    pub(crate) syncs: AtomicU64,
     pub(crate) poison: OnceLock<String>,
     closed: AtomicBool,
     readers: Notify,
@@ -115,6 +116,7 @@ impl Partition {
             segments: ArcSwap::from_pointee(segments),
             retired: Mutex::default(),
             records: AtomicU64::new(records),
+            syncs: AtomicU64::new(0),
             poison: OnceLock::new(),
             closed: AtomicBool::new(false),
             readers: Notify::new(),
@@ -338,6 +340,11 @@ impl Partition {
     /// Records found in the last segment when the store was opened, and those appended since (storage, "11").
     pub fn record_count(&self) -> u64 {
         self.records.load(Ordering::Relaxed)
+    }
+
+    /// How often what was appended has been synced.
+    pub fn sync_count(&self) -> u64 {
+        self.syncs.load(Ordering::Relaxed)
     }
 
     /// Bytes kept.

@@ -415,6 +415,7 @@ impl Partition {
                 return false;
             }
             self.shared.metrics.count_sync(cause, started.elapsed());
+            self.syncs.fetch_add(1, Ordering::Relaxed);
             self.cursors.publish_durable(end);
         }
         self.acks.lock().on_local(end);

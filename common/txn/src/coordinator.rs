@@ -190,6 +190,11 @@ impl Coordinator {
         self.inner.journal.bytes()
     }
 
+    /// Syncs of the journal since it was opened: each serves all that waits for one.
+    pub fn journal_syncs(&self) -> u64 {
+        self.inner.journal.sync_count()
+    }
+
     /// A replica must hold the journal up to here before it appends partition bytes served now: then no batch is
     /// anywhere without its decision.
     pub fn journal_bound(&self) -> Offset {

@@ -121,6 +121,9 @@ pub(crate) struct TxnArgs {
     /// Seconds that are driven and not measured.
     #[arg(long, default_value = "1")]
     warmup: Seconds,
+    /// Fails below so many commits a second, or when a sync of the journal serves no more than one of them.
+    #[arg(long)]
+    bar: Option<f64>,
 }
 
 impl TxnArgs {
@@ -134,6 +137,7 @@ impl TxnArgs {
             body_bytes: self.bytes,
             warmup: self.warmup.0,
             measured: self.seconds.0,
+            bar: self.bar,
         })
     }
 }

@@ -56,8 +56,9 @@ fn run(args: &Args) -> Result<ExitCode> {
             outcome.errors
         }
         Command::Txn(txn) => {
-            show(json, &txn::run(&txn.plan()?)?, print_txn)?;
-            0
+            let outcome = txn::run(&txn.plan()?)?;
+            show(json, &outcome, print_txn)?;
+            u64::from(outcome.bar_met == Some(false))
         }
         Command::Machine(machine) => {
             show(json, &machine::run(&machine.dir, machine.seconds.0)?, machine::Limits::print)?;
@@ -86,6 +87,12 @@ fn print_put(outcome: &put::PutOutcome) {
 fn print_txn(outcome: &txn::TxnOutcome) {
     println!("{:.0} commits/s of {} messages", outcome.commits_per_second, outcome.messages_a_transaction);
     println!("  commit to answer: {}", outcome.commit);
+    if let Some(syncs) = outcome.journal_syncs_per_commit {
+        println!("  journal syncs per commit: {syncs:.3}");
+    }
+    if let Some(met) = outcome.bar_met {
+        println!("  bar: {}", if met { "met" } else { "missed" });
+    }
 }
 
 fn print_get(outcome: &get::GetOutcome) {

@@ -22,6 +22,8 @@ pub(crate) struct TxnPlan {
     pub(crate) body_bytes: usize,
     pub(crate) warmup: Duration,
     pub(crate) measured: Duration,
+    /// Commits a second.
+    pub(crate) bar: Option<f64>,
 }
 
 #[derive(Debug, Clone, Serialize)]
@@ -33,36 +35,65 @@ pub(crate) struct TxnOutcome {
     pub(crate) commits_per_second: f64,
     /// From the request to commit to its answer.
     pub(crate) commit: LatencySummary,
+    /// Over the whole run, warm-up included; `None` from a broker that does not count them.
+    pub(crate) journal_syncs_per_commit: Option<f64>,
+    pub(crate) bar_met: Option<bool>,
+}
+
+/// What one connection has done.
+struct Tally {
+    latencies: Latencies,
+    /// Measured or not.
+    commits: u64,
 }
 
 pub(crate) fn run(plan: &TxnPlan) -> Result<TxnOutcome> {
     let clock = Clock::start();
+    let syncs_before = journal_syncs(plan.broker)?;
     let phases = Phases::new(clock, plan.warmup, plan.measured);
-    let tallies: Vec<Result<Latencies>> = std::thread::scope(|scope| {
+    let tallies: Vec<Result<Tally>> = std::thread::scope(|scope| {
         let workers: Vec<_> =
             (0..plan.connections).map(|number| scope.spawn(move || drive(plan, number, clock, phases))).collect();
         workers.into_iter().map(|worker| worker.join().expect("a client thread never panics")).collect()
     });
-    let mut latencies = Latencies::new();
+    let (mut latencies, mut commits) = (Latencies::new(), 0);
     for tally in tallies {
-        latencies.add(&tally?);
+        let tally = tally?;
+        latencies.add(&tally.latencies);
+        commits += tally.commits;
     }
+    let syncs = syncs_before.zip(journal_syncs(plan.broker)?).map(|(before, after)| after.saturating_sub(before));
+    let journal_syncs_per_commit = syncs.filter(|_| commits > 0).map(|syncs| syncs as f64 / commits as f64);
     let (commit, seconds) = (latencies.summary(), phases.seconds());
+    let per_second = commit.count as f64 / seconds;
     Ok(TxnOutcome {
         connections: plan.connections,
         messages_a_transaction: plan.messages,
         seconds,
         commits: commit.count,
-        commits_per_second: commit.count as f64 / seconds,
+        commits_per_second: per_second,
         commit,
+        journal_syncs_per_commit,
+        bar_met: plan.bar.map(|bar| per_second >= bar && journal_syncs_per_commit.is_none_or(|syncs| syncs < 1.0)),
     })
 }
 
-fn drive(plan: &TxnPlan, connection: u32, clock: Clock, phases: Phases) -> Result<Latencies> {
-    let stream = TcpStream::connect(plan.broker).with_context(|| format!("connecting to {}", plan.broker))?;
+fn connect(broker: SocketAddr) -> Result<BufReader<TcpStream>> {
+    let stream = TcpStream::connect(broker).with_context(|| format!("connecting to {broker}"))?;
     stream.set_nodelay(true)?;
     stream.set_read_timeout(Some(ANSWER_WAIT))?;
-    let mut stream = BufReader::new(stream);
+    Ok(BufReader::new(stream))
+}
+
+/// How often the broker has synced its journal, where it tells.
+fn journal_syncs(broker: SocketAddr) -> Result<Option<u64>> {
+    // Others may answer that they know no such item.
+    let text = ask(&mut connect(broker)?, b"stats transactions 1\r\n", &[]).unwrap_or_default();
+    Ok(text.lines().find_map(|line| line.strip_prefix("journal_syncs ")?.trim().parse().ok()))
+}
+
+fn drive(plan: &TxnPlan, connection: u32, clock: Clock, phases: Phases) -> Result<Tally> {
+    let mut stream = connect(plan.broker)?;
     let body = vec![b'x'; plan.body_bytes];
     let mut latencies = Latencies::new();
     let mut request = String::new();
@@ -84,11 +115,11 @@ fn drive(plan: &TxnPlan, connection: u32, clock: Clock, phases: Phases) -> Resul
             latencies.record(nanoseconds(asked.elapsed()));
         }
     }
-    Ok(latencies)
+    Ok(Tally { latencies, commits: number.into() })
 }
 
-/// Sends a request and reads its answer, which has to be a success.
-fn ask(stream: &mut BufReader<TcpStream>, head: &[u8], body: &[u8]) -> Result<()> {
+/// Sends a request and reads its answer, which has to be a success; its text.
+fn ask(stream: &mut BufReader<TcpStream>, head: &[u8], body: &[u8]) -> Result<String> {
     stream.get_mut().write_all(&[head, body].concat())?;
     let mut line = String::new();
     stream.read_line(&mut line)?;
@@ -96,8 +127,9 @@ fn ask(stream: &mut BufReader<TcpStream>, head: &[u8], body: &[u8]) -> Result<()
     let ["result", code, length, _] = words[..] else { bail!("not an answer: {line:?}") };
     let mut text = vec![0; length.parse()?];
     stream.read_exact(&mut text)?;
+    let text = String::from_utf8_lossy(&text).into_owned();
     if code != "200" {
-        bail!("answered {code} {}", String::from_utf8_lossy(&text));
+        bail!("answered {code} {text}");
     }
-    Ok(())
+    Ok(text)
 }
