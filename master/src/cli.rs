@@ -39,7 +39,7 @@ pub struct CommonArgs {
     #[arg(long)]
     pub accept_gap: bool,
 
-    /// Members that must hold a message before it is acknowledged, this one included; stands in for ackQuorum in [system]
+    /// Members that must hold a message before it is acknowledged, this one included; stands in for ackQuorum of the system section
     #[arg(long, value_name = "N", env = "METAQ_ACK_QUORUM", value_parser = clap::value_parser!(u32).range(1..=i64::from(ACK_QUORUM_MAX)))]
     pub ack_quorum: Option<u32>,
 
