@@ -2,8 +2,10 @@
 //!
 //! Everything started here is a child of the test, is waited for by a condition, and ends with it.
 
+pub mod fire;
 pub mod original;
 pub mod pair;
 pub mod process;
 pub mod raw;
+pub mod relay;
 pub mod zookeeper;

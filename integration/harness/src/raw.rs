@@ -91,6 +91,11 @@ impl Raw {
         Ok(Raw { stream: BufReader::new(stream), opaque: i32::MIN })
     }
 
+    /// How long an answer is waited for.
+    pub fn set_patience(&self, patience: Duration) -> Result<()> {
+        Ok(self.stream.get_ref().set_read_timeout(Some(patience))?)
+    }
+
     pub fn send(&mut self, bytes: &[u8]) -> Result<()> {
         Ok(self.stream.get_mut().write_all(bytes)?)
     }

@@ -1,0 +1,34 @@
+//! Fault rounds on real processes: a master, its slaves and a ZooKeeper under load, a ledger of every put, and a checker.
+
+pub mod check;
+pub mod cluster;
+pub mod ledger;
+pub mod load;
+pub mod rounds;
+
+/// The topics of the load; each has [`PARTITIONS`].
+pub const TOPICS: [&str; 3] = ["fire-a", "fire-b", "fire-c"];
+pub const PARTITIONS: i32 = 4;
+
+/// Random numbers that depend on nothing but their seed (SplitMix64).
+#[derive(Clone, Debug)]
+pub struct Rng(u64);
+
+impl Rng {
+    pub fn new(seed: u64) -> Rng {
+        Rng(seed)
+    }
+
+    pub fn number(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut mixed = self.0;
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        mixed ^ (mixed >> 31)
+    }
+
+    /// From `low` on, below `high`.
+    pub fn within(&mut self, low: u64, high: u64) -> u64 {
+        low + self.number() % (high - low)
+    }
+}
