@@ -1,0 +1,45 @@
+//! Others have to confirm the journal: what is answered before they do, and after.
+#![expect(clippy::unwrap_used, reason = "the helpers of tests are test code")]
+
+mod support;
+
+use metaq_types::Offset;
+use std::sync::Arc;
+use std::time::Instant;
+use support::faulty::FaultyDisk;
+use support::*;
+
+const A: &str = "XID:1:aa:01:a";
+
+/// Not confirmed, a commit is neither answered as done nor forgotten, however often it is asked for; the messages are
+/// stored once all the same.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_not_confirmed_is_not_answered() {
+    use metaq_txn::Command::{CommitTwoPhase, Prepare};
+    let test = || {
+        let place = Place::new(0, 2);
+        let (store, coordinator) = place.open(Arc::new(FaultyDisk::default())).unwrap();
+        let journal = store.journal().unwrap();
+        journal.limit(Offset::ZERO);
+        assert!(fill(&coordinator, A, &place.targets()), "a put promises nothing, and waits for nobody");
+        let alone = command(&coordinator, Prepare, A).unwrap_err();
+        assert!(alone.starts_with("XAException:code=-7,msg=prepared here, not confirmed"), "{alone}");
+        assert_eq!(coordinator.recover(None), [A]);
+        for _ in 0..3 {
+            let refused = command(&coordinator, CommitTwoPhase, A).unwrap_err();
+            assert!(refused.contains("committed, but not stored everywhere yet"), "{refused}");
+            assert_eq!(coordinator.recover(None), [A], "its coordinator must be able to ask again");
+        }
+        journal.limit(Offset::MAX);
+        let (until, mut over) = (Instant::now() + DEADLINE, false);
+        while !over {
+            assert!(Instant::now() < until, "confirmed, it ends, asked or not");
+            over = command(&coordinator, CommitTwoPhase, A).is_ok() || coordinator.recover(None).is_empty();
+        }
+        for target in place.targets() {
+            assert_eq!(bodies(&store, &target), [A, A]);
+        }
+        end(coordinator);
+    };
+    tokio::task::spawn_blocking(test).await.unwrap();
+}
