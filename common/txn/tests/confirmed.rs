@@ -1,5 +1,4 @@
 //! Others have to confirm the journal: what is answered before they do, and after.
-#![expect(clippy::unwrap_used, reason = "the helpers of tests are test code")]
 
 mod support;
 
