@@ -5,7 +5,7 @@ use crate::follow::{Watch, fired, follow, watch};
 use crate::paths::{self, Paths, Role, Tree};
 use crate::plan::{Operation, Sessions, Standing, Standings, plan};
 use crate::wanted::{Kind, Layout, Node, Wanted};
-use crate::zookeeper::{Reminder, Retry, Shared, State};
+use crate::zookeeper::{Reminder, Retry, Shared, State, patience};
 use std::collections::BTreeSet;
 use std::future::Future;
 use std::pin::{Pin, pin};
@@ -21,9 +21,6 @@ const PIPELINE: usize = 128;
 
 const PERSISTENT: CreateOptions<'static> = CreateMode::Persistent.with_acls(Acls::anyone_all());
 const EPHEMERAL: CreateOptions<'static> = CreateMode::Ephemeral.with_acls(Acls::anyone_all());
-
-/// How long a stop waits for the nodes to be deleted.
-const WITHDRAW_PATIENCE: Duration = Duration::from_secs(5);
 
 /// A ZooKeeper that does not answer a question by then does not know it.
 const LISTING_PATIENCE: Duration = Duration::from_secs(2);
@@ -113,7 +110,7 @@ pub(crate) async fn serve(shared: &Shared, keeper: &mut Keeper, client: &Client)
         _ = followed => return,
     }
     // Clients are told to leave while we still serve them: our seat stays ours until the registry is closed.
-    let withdrawn = timeout(WITHDRAW_PATIENCE, Box::pin(keeper.unregister(client, &shared.wanted))).await;
+    let withdrawn = timeout(patience(client), Box::pin(keeper.unregister(client, &shared.wanted))).await;
     if let Ok(Err(error)) = &withdrawn {
         warn!(%error, "could not unregister; the nodes go with the session");
     }

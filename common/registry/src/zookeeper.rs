@@ -203,6 +203,8 @@ impl Registry {
 
     /// Unregisters in order and ends the session; gives up after five seconds without an answer. May be called twice.
     pub async fn close(&self) {
+        // The session is served until it is told to leave.
+        self.leaving.cancel();
         self.closing.cancel();
         self.task.wait().await;
     }
@@ -210,6 +212,7 @@ impl Registry {
 
 impl Drop for Registry {
     fn drop(&mut self) {
+        self.leaving.cancel();
         self.closing.cancel();
     }
 }
@@ -273,14 +276,21 @@ pub(crate) async fn connect(zk: &ZooKeeper) -> Result<Client, Error> {
     timeout(zk.connection_timeout, connector.connect(&zk.connect)).await.unwrap_or(Err(Error::Timeout))
 }
 
+/// How long a stop waits for answers.
+pub(crate) fn patience(client: &Client) -> Duration {
+    match client.state() {
+        SessionState::Disconnected => CLOSE_PATIENCE_DISCONNECTED,
+        _ => CLOSE_PATIENCE,
+    }
+}
+
 /// Unregisters and closes the session, so that clients leave before the broker does.
 async fn end(keeper: &Keeper, shared: &Shared, client: Client) {
     if client.state().is_terminated() {
         return;
     }
     let mut states = client.state_watcher();
-    let connected = client.state() != SessionState::Disconnected;
-    let patience = if connected { CLOSE_PATIENCE } else { CLOSE_PATIENCE_DISCONNECTED };
+    let patience = patience(&client);
     let farewell = async {
         let unregistered = keeper.unregister(&client, &shared.wanted).await;
         // The session is closed once the last client is gone.
