@@ -55,7 +55,9 @@ step() {
     "$@" 2>&1 | tee "$logs/$name.log"
     code=${PIPESTATUS[0]}
     if [ "$name" = rust ]; then
-        read -r p f < <(awk '/^test result:/ { p += $4; f += $6 } END { print p + 0, f + 0 }' "$logs/$name.log")
+        # A test program that was killed has no result line.
+        read -r p f < <(awk '/^test result:/ { p += $4; f += $6 } /\(signal: / { f++ } END { print p + 0, f + 0 }' \
+            "$logs/$name.log")
     else
         read -r p f < <(sed -nE 's/^([0-9]+) passed, ([0-9]+) failed.*/\1 \2/p' "$logs/$name.log" | tail -1)
     fi
