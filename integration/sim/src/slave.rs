@@ -204,7 +204,7 @@ impl World {
         let asked = session.asked;
         let expected = |tag: u64| asked.is_some_and(|(asked, _)| asked == tag);
         match message {
-            Message::Closed { .. } => return self.close_session(node),
+            Message::Closed { .. } => self.close_session(node),
             Message::Greeted { newest, catalog, tag, .. } if expected(tag) => {
                 slave.heard_at = now;
                 self.on_greeted(node, newest, catalog);

@@ -200,10 +200,8 @@ impl World {
                     self.on_told(node, sent, told);
                 }
             }
-            Message::AreYouAlive { incarnation } => {
-                if !matches!(self.nodes[node].process, Process::Down) {
-                    self.send(to, from, Message::Alive { incarnation });
-                }
+            Message::AreYouAlive { incarnation } if !matches!(self.nodes[node].process, Process::Down) => {
+                self.send(to, from, Message::Alive { incarnation });
             }
             Message::Alive { incarnation } if is_current(self, incarnation) => self.on_alive(node),
             Message::Put { partition, id, body } => self.on_put(node, partition, id, &body),

@@ -169,6 +169,23 @@ impl Cluster {
         Ok(best.context("there are slaves")?.1)
     }
 
+    /// What the master takes a slave to hold, by the offsets of its gets.
+    pub fn confirmed(&self, slave: usize) -> Result<BTreeMap<Partition, u64>> {
+        let text = Raw::connect(&self.members[self.master].direct)?.ask("stats replicas")?.text();
+        let mut confirmed = BTreeMap::new();
+        for line in text.lines() {
+            let words: Vec<&str> = line.split(' ').collect();
+            let ["slave", id, _, topic, partition, "confirmed", end, ..] = words[..] else { continue };
+            if let Some(topic) = TOPICS.into_iter().find(|known| *known == topic)
+                && id.parse::<usize>()? == slave
+            {
+                confirmed.insert((topic, partition.parse()?), end.parse()?);
+            }
+        }
+        ensure!(!confirmed.is_empty(), "the master knows nothing of slave {slave}:\n{text}");
+        Ok(confirmed)
+    }
+
     /// Stops the slave, starts it as the master, and returns when it accepts messages. The old master is dead, stopped or
     /// cut off by now.
     pub fn promote(&mut self, slave: usize) -> Result<()> {

@@ -1,13 +1,14 @@
 //! Rounds of one fault each, under load; every round ends whole, and with everything checked.
 
 use crate::fire::Rng;
-use crate::fire::check::{check, is_announced};
+use crate::fire::check::{Partition, check, is_announced};
 use crate::fire::cluster::{Cluster, SESSION};
 use crate::fire::load::Load;
 use crate::process::wait_until;
 use crate::relay::Flow;
 use anyhow::{Context, Result, ensure};
 use rustix::process::Signal;
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 /// A cluster is replaced after so many rounds, as each check reads everything.
@@ -123,9 +124,12 @@ fn inflict(cluster: &mut Cluster, load: &Load, rng: &mut Rng, fault: Fault, whil
     let slave = slaves[rng.within(0, slaves.len() as u64) as usize];
     match fault {
         Fault::KillMaster { promote } => {
+            let confirmed = slaves.iter().map(|slave| cluster.confirmed(*slave)).collect::<Result<Vec<_>>>()?;
             cluster.members[master].kill()?;
             if promote {
                 promote_best(cluster, load)?;
+                let promoted = slaves.iter().position(|slave| *slave == cluster.master);
+                holds_what_it_confirmed(cluster, &confirmed[promoted.context("a slave was promoted")?])?;
                 return cluster.rejoin(master);
             }
             let mut again = cluster.members[master].site.start_master(&[])?;
@@ -206,6 +210,16 @@ fn promote_best(cluster: &mut Cluster, load: &Load) -> Result<()> {
     let best = cluster.best_slave()?;
     cluster.promote(best)?;
     load.turn_to(cluster.target());
+    Ok(())
+}
+
+/// The promoted slave began where it had confirmed to be, or further.
+fn holds_what_it_confirmed(cluster: &Cluster, confirmed: &BTreeMap<Partition, u64>) -> Result<()> {
+    let beginning = cluster.beginnings.last().context("somebody was promoted")?;
+    for (partition, end) in confirmed {
+        let own = beginning.ends.get(partition).copied().unwrap_or(0);
+        ensure!(own >= *end, "{partition:?} was confirmed up to {end}, and the promoted slave ends at {own}");
+    }
     Ok(())
 }
 
