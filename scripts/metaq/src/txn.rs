@@ -129,8 +129,14 @@ async fn decide(source: &Source, decision: &Decision, kind: TransactionKind) -> 
     }
     let client = cluster::connect(&master).await?;
     let session = Text::from("metaq-txn");
-    let command =
-        Transaction { key: Some(key.clone()), session, kind, timeout_seconds: None, qualifier: None, opaque: Opaque(0) };
+    let command = Transaction {
+        key: Some(key.clone()),
+        session,
+        kind,
+        timeout_seconds: None,
+        qualifier: None,
+        opaque: Opaque(0),
+    };
     if let Err(error) = client.transaction(&command).await {
         bail!("{key}: {error}");
     }
