@@ -30,19 +30,21 @@ pub enum Verdict {
     Hold { common: Offset },
 }
 
-/// A node cuts what it wrote itself while it reigned; what it was given by another, only with `accept_divergence`.
+/// A node cuts what it wrote itself while it reigned, and as the last master it knows of whatever its log goes on with:
+/// its successor was promoted without that. What a slave was given by another it cuts only with `accept_divergence`.
 pub fn judge(own: &Lineage, theirs: &Lineage, node: &str, accept_divergence: bool, logs: &[Ends]) -> Past {
     let shared = match Kinship::of(own, theirs) {
         Kinship::Unknown => return Past::Unknown,
         Kinship::Foreign => return Past::Foreign,
         Kinship::Shared(shared) => shared,
     };
+    let reigned_last = own.newest().is_some_and(|newest| newest.node == node);
     let verdict = |log: &Ends| {
         let common = shared.common_end(&log.partition, log.own, log.theirs);
         if common >= log.own {
             return None;
         }
-        let cut = accept_divergence || shared.writer_of(&log.partition, common) == node;
+        let cut = accept_divergence || reigned_last || shared.writer_of(&log.partition, common) == node;
         let verdict = if cut { Verdict::Cut { to: common } } else { Verdict::Hold { common } };
         Some((log.partition.clone(), verdict))
     };
@@ -67,9 +69,15 @@ mod tests {
         let to = Offset::new(80).unwrap();
         let cut = Past::Shared(vec![(partition.clone(), Verdict::Cut { to })]);
         assert_eq!(judged(a, b, "a", false, (100, 500)), cut);
-        assert_eq!(judged(a, b, "c", false, (100, 500)), Past::Shared(vec![(partition, Verdict::Hold { common: to })]));
+        let held = Past::Shared(vec![(partition, Verdict::Hold { common: to })]);
+        assert_eq!(judged(a, b, "c", false, (100, 500)), held);
         assert_eq!(judged(a, b, "c", true, (100, 500)), cut);
         assert_eq!(judged(a, b, "c", false, (80, 500)), Past::Shared(vec![]));
+        // It reigned last, over what another had written and it had copied; its slave had not yet.
+        let heir = "epoch 1 node x began 0\nepoch 2 node a began 0\nstart t-0 90\n";
+        let next = format!("{heir}epoch 3 node b began 0\nstart t-0 80\n");
+        assert_eq!(judged(heir, &next, "a", false, (100, 500)), cut);
+        assert_eq!(judged(heir, &next, "c", false, (90, 500)), held);
         assert_eq!(judged("", b, "c", false, (80, 500)), Past::Unknown);
         assert_eq!(judged("epoch 1 node x began 0\n", b, "c", false, (80, 500)), Past::Foreign);
     }
