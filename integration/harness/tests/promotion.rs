@@ -3,7 +3,7 @@
 
 use anyhow::{Context, Result};
 use metaq_harness::original::register;
-use metaq_harness::pair::wait_level;
+use metaq_harness::pair::{assert_same, wait_level};
 use metaq_harness::process::{Broker, Site, binary_path, wait_until};
 use metaq_harness::raw::{Raw, Stored};
 use metaq_harness::zookeeper::ZooKeeper;
@@ -203,4 +203,32 @@ fn the_most_advanced_slave_comes_first() -> Result<()> {
     assert!(rows[1]["lag_bytes"].as_u64().is_some_and(|bytes| bytes > 4000), "{rows}");
     assert!(rows[0]["last_error"].is_string(), "{rows}");
     Ok(())
+}
+
+/// A master of the third generation lacks what the second had copied from the first: the second, as its old master, comes
+/// back with one command all the same.
+#[test]
+fn an_old_master_cuts_also_what_it_had_copied() -> Result<()> {
+    let (a, b, c) = (site(None)?, site(None)?, site(None)?);
+    let first = a.start_master(&[])?;
+    put_many(&first, 20)?;
+    let arguments = ["--slave-id", "1", "--master", first.address.as_str()];
+    let late = c.start_slave(&arguments)?;
+    wait_level(&first, &late, "test", 2)?;
+    assert!(late.stop()?.success());
+    put_many(&first, 20)?;
+    let arguments = ["--slave-id", "0", "--master", first.address.as_str()];
+    let second = b.start_slave(&arguments)?;
+    wait_level(&first, &second, "test", 2)?;
+    first.kill()?;
+    assert!(second.stop()?.success());
+    let second = b.start_slave(&[])?;
+    second.kill()?;
+
+    let third = c.start_slave(&[])?;
+    put_many(&third, 10)?;
+    let mut back = b.start_slave(&["--slave-id", "0", "--master", &third.address])?;
+    wait_level(&third, &back, "test", 2)?;
+    back.wait_for_line("set aside and cut")?;
+    assert_same(&c.data(), &b.data())
 }
