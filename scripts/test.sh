@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Runs every test on a Debian machine that has Rust. What else is needed is installed, when it is missing.
-#   scripts/test.sh [STEP...]      steps: build, rust, scripts, quickstart, golden, java, java-local; default: all
+#   scripts/test.sh [STEP...]      steps: build, rust, sim, scripts, quickstart, golden, java, java-local; default: all
 # The last line is "N passed, N failed"; the exit code is 0 when nothing failed. Output of each step: target/test-logs.
 set -uo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -74,6 +74,7 @@ run() {
     case $1 in
     build) step build cargo build --release --locked --workspace --bins ;;
     rust) step rust cargo test --workspace --locked --no-fail-fast ;;
+    sim) step sim cargo run --release --locked -p metaq-sim -- --seeds 10000 ;;
     scripts) step scripts integration/scripts/metaServer-test.sh ;;
     quickstart) step quickstart scripts/quickstart.sh ;;
     golden) step golden integration/java/suite.sh --golden ;;
@@ -84,7 +85,7 @@ run() {
 }
 
 install_missing
-[ $# -gt 0 ] || set -- build rust scripts quickstart golden java java-local
+[ $# -gt 0 ] || set -- build rust sim scripts quickstart golden java java-local
 for name in "$@"; do
     run "$name"
     # Binaries of an earlier build would prove nothing.

@@ -40,13 +40,14 @@ fn main() -> Result<()> {
         sum(|outcome| outcome.lost_unconfirmed),
     );
     let failed: Vec<&Outcome> = outcomes.iter().filter(|outcome| outcome.violation.is_some()).collect();
+    println!("{} passed, {} failed", outcomes.len() - failed.len(), failed.len());
     for outcome in failed.iter().skip(1).take(20) {
         println!("seed {}: {}", outcome.seed, outcome.violation.as_deref().unwrap_or_default());
     }
     match failed.first() {
         None => Ok(()),
         Some(first) => {
-            println!("{} seeds fail; the first with its trace:", failed.len());
+            println!("the first that fails, with its trace:");
             report(&run(first.seed, Options { readable: true, ..options }))
         }
     }
