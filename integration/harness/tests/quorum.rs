@@ -406,6 +406,8 @@ fn a_promotion_that_may_lose_something_is_refused() -> Result<()> {
     one.signal(Signal::CONT)?;
     assert!(one.stop()?.success());
 
+    let (code, page) = dry_run(&b)?;
+    assert!(code == 20 && page.contains("cannot be asked: slave 1 (meta://127.0.0.1:"), "{code} {page}");
     let mut refused = Broker::spawn(&b, "metaq-slave", &[])?;
     assert_eq!(refused.wait_exit()?.code(), Some(1));
     let log = refused.log_text();
@@ -413,6 +415,8 @@ fn a_promotion_that_may_lose_something_is_refused() -> Result<()> {
     assert!(log.contains("--accept-loss"), "{log}");
     // With the other one there to be asked, what it holds more is copied first.
     let two = c.start_slave(&["--slave-id", "1", "--master", "127.0.0.1:1"])?;
+    let (code, page) = dry_run(&b)?;
+    assert!(code == 10 && !page.contains("may be missing here"), "{code} {page}");
     let mut promoted = b.start_slave(&[])?;
     let line = promoted.wait_for_line("nothing that a quorum acknowledged is missing")?;
     assert!(line.contains("others=1") && !line.contains("copied=0"), "{line}");
@@ -423,6 +427,13 @@ fn a_promotion_that_may_lose_something_is_refused() -> Result<()> {
     let lacking = (0..5).map(|n| format!("slave 0 lacks {n}"));
     assert_eq!(seen, std::iter::once("first".to_owned()).chain(lacking).collect::<Vec<_>>());
     Ok(())
+}
+
+/// What `metaq promote --dry-run` says beside a site, and its exit code.
+fn dry_run(site: &Site) -> Result<(i32, String)> {
+    let mut command = Command::new(binary_path("metaq")?);
+    let output = command.arg("--config").arg(site.ini_path()).args(["promote", "--dry-run"]).output()?;
+    Ok((output.status.code().unwrap_or(-1), String::from_utf8(output.stdout)?))
 }
 
 fn metaq(arguments: &[&str]) -> Result<String> {

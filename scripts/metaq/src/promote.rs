@@ -4,6 +4,7 @@
 
 mod gather;
 mod page;
+mod quorum;
 mod report;
 
 use std::io::Write as _;

@@ -218,7 +218,7 @@ async fn ask_master(address: &str) -> anyhow::Result<MastersView> {
     Ok((replicas, ends(&client).await?, quorum))
 }
 
-async fn ask_slave(address: &str) -> anyhow::Result<Said> {
+pub(crate) async fn ask_slave(address: &str) -> anyhow::Result<Said> {
     let client = cluster::connect(address).await?;
     let ends = ends(&client).await?;
     let text = client.stats("replication").await?;

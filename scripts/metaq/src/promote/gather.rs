@@ -12,10 +12,11 @@ use metaq_registry::lookup;
 use metaq_store::{Inspection, LogFiles, inspect};
 use metaq_types::{BrokerId, Lineage, Offset, PartitionId, SlaveId};
 
+use super::quorum;
 use crate::cluster::{self, Place};
 
 /// A ZooKeeper that has not answered by then is taken for silent.
-const REGISTRY_PATIENCE: Duration = Duration::from_secs(10);
+pub(super) const REGISTRY_PATIENCE: Duration = Duration::from_secs(10);
 
 /// Everything a promotion depends on, as it is now.
 pub(super) struct Facts {
@@ -47,6 +48,10 @@ pub(super) struct Replica {
     pub(super) measurement: Measurement,
     /// The master it followed answers now.
     pub(super) master_answers: bool,
+    /// The fewest members that had to hold what was acknowledged, the master included.
+    pub(super) quorum: u32,
+    /// Why something of that may be missing here.
+    pub(super) doubts: Vec<String>,
 }
 
 pub(super) enum Registry {
@@ -76,12 +81,15 @@ pub(super) async fn gather(place: &Place) -> anyhow::Result<Facts> {
             (Some(Running { address: node.address, link }), node.ends, record)
         }
     };
+    let node = files.node_id.as_deref().unwrap_or_default();
     let replica = match record {
         None => None,
         Some(record) => Some(Replica {
             slave_id: record.slave_id,
             measurement: measure(&record, &ends, unix_ms()),
             master_answers: answers(&record.master).await,
+            quorum: record.quorum,
+            doubts: quorum::ask(&config, &record, node, files.lineage.epoch(), &ends).await,
         }),
     };
     let gaps = files.logs.iter().flat_map(|log| log.gaps.iter().map(|(from, to)| (log.id.clone(), *from, *to)));

@@ -122,6 +122,7 @@ pub(super) fn judge(facts: &Facts, consent: Consent) -> Report {
     weigh_registry(facts, claim, consent, &mut against);
     weigh_process(facts.running.as_ref(), &mut against);
     weigh_gaps(facts, consent, &mut against);
+    weigh_quorum(facts, consent, &mut against);
     weigh_knowledge(facts, &mut against);
     let (verdict, exit_code) = match &against {
         Against { refusals, .. } if !refusals.is_empty() => (Verdict::Refused, 20),
@@ -223,6 +224,23 @@ fn weigh_gaps(facts: &Facts, consent: Consent, against: &mut Against) {
     match consent.gap {
         true => against.losses.push(text),
         false => against.refusals.push(format!("{text}; only --accept-gap starts it all the same")),
+    }
+}
+
+fn weigh_quorum(facts: &Facts, consent: Consent, against: &mut Against) {
+    let Some(replica) = facts.replica.as_ref().filter(|replica| replica.quorum > 1) else { return };
+    let quorum = replica.quorum;
+    against.waits.push(format!(
+        "the other slaves, as {quorum} had to hold what was acknowledged: what they have more is copied"
+    ));
+    if replica.doubts.is_empty() {
+        return;
+    }
+    let text =
+        format!("messages that {quorum} members acknowledged may be missing here: {}", replica.doubts.join("; "));
+    match consent.loss {
+        true => against.losses.push(text),
+        false => against.refusals.push(format!("{text}; only --accept-loss starts it all the same")),
     }
 }
 
