@@ -175,6 +175,15 @@ pub(crate) fn bodies(messages: &[Message]) -> Vec<Vec<u8>> {
     messages.iter().map(|message| message.body.clone()).collect()
 }
 
+/// Waits until everything before `end` is durable.
+pub(crate) fn wait_durable(partition: &Partition, end: Offset) {
+    let until = Instant::now() + DEADLINE;
+    while partition.positions().durable < end {
+        assert!(Instant::now() < until, "not durable up to {end} within the deadline");
+        std::thread::yield_now();
+    }
+}
+
 /// Waits until the partition's durable end is at its written end, without asking for a sync as a waiting reader would.
 pub(crate) fn wait_synced(partition: &Partition) {
     let until = Instant::now() + DEADLINE;
