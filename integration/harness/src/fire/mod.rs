@@ -2,6 +2,7 @@
 
 pub mod check;
 pub mod cluster;
+pub mod consume;
 pub mod ledger;
 pub mod load;
 pub mod rounds;

@@ -3,6 +3,7 @@
 use crate::fire::Rng;
 use crate::fire::check::{Partition, check, is_announced};
 use crate::fire::cluster::{Cluster, SESSION};
+use crate::fire::consume::Consumer;
 use crate::fire::load::Load;
 use crate::process::wait_until;
 use crate::relay::Flow;
@@ -79,12 +80,14 @@ pub fn run(seed: u64, rounds: usize) -> Result<Summary> {
 fn run_on_one_cluster(rng: &mut Rng, count: usize, summary: &mut Summary) -> Result<()> {
     let mut cluster = Cluster::start()?;
     let load = Load::start(cluster.target());
+    let consumer = Consumer::start(cluster.target());
+    let clients = Clients { load: &load, consumer: &consumer };
     for _ in 0..count {
         // In turn, from a random one on within the first lap: few rounds see different kinds, many see all.
         let fault = FAULTS[(summary.rounds + rng.within(0, 3) as usize) % FAULTS.len()];
         println!("round {}: {fault:?}", summary.rounds);
         let took =
-            round(&mut cluster, &load, rng, fault).with_context(|| format!("round {} {fault:?}", summary.rounds))?;
+            round(&mut cluster, clients, rng, fault).with_context(|| format!("round {} {fault:?}", summary.rounds))?;
         println!("round {}: whole after {took:?}, {} acknowledged", summary.rounds, load.acknowledged());
         summary.slowest_heal = summary.slowest_heal.max(took);
         summary.rounds += 1;
@@ -96,19 +99,35 @@ fn run_on_one_cluster(rng: &mut Rng, count: usize, summary: &mut Summary) -> Res
     Ok(())
 }
 
-fn round(cluster: &mut Cluster, load: &Load, rng: &mut Rng, fault: Fault) -> Result<Duration> {
+/// Who uses the cluster.
+#[derive(Clone, Copy)]
+struct Clients<'a> {
+    load: &'a Load,
+    consumer: &'a Consumer,
+}
+
+impl Clients<'_> {
+    /// To the master that was promoted last.
+    fn turn_to(&self, cluster: &Cluster) -> Result<()> {
+        self.load.turn_to(cluster.target());
+        self.consumer.turn_to(cluster.target(), cluster.beginnings.last().context("somebody was promoted")?)
+    }
+}
+
+fn round(cluster: &mut Cluster, clients: Clients<'_>, rng: &mut Rng, fault: Fault) -> Result<Duration> {
+    let Clients { load, consumer } = clients;
     let before = load.acknowledged();
     wait_until("some load", || Ok((load.acknowledged() > before + 60).then_some(())))?;
     let for_a_while = Duration::from_millis(rng.within(200, 2_500));
-    inflict(cluster, load, rng, fault, for_a_while)?;
+    inflict(cluster, clients, rng, fault, for_a_while)?;
     cluster.heal();
     let healed = Instant::now();
     cluster.wait_accepting()?;
-    load.turn_to(cluster.target());
     let before = load.acknowledged();
     wait_until("puts to be acknowledged again", || Ok((load.acknowledged() > before).then_some(())))?;
     load.pause()?;
     cluster.wait_whole()?;
+    consumer.catch_up(&cluster.served_ends()?)?;
     let took = healed.elapsed();
     ensure!(took < WHOLE_WITHIN, "stuck: everything was whole only {took:?} after healing");
     cluster.assert_same()?;
@@ -118,7 +137,13 @@ fn round(cluster: &mut Cluster, load: &Load, rng: &mut Rng, fault: Fault) -> Res
     Ok(took)
 }
 
-fn inflict(cluster: &mut Cluster, load: &Load, rng: &mut Rng, fault: Fault, while_it_lasts: Duration) -> Result<()> {
+fn inflict(
+    cluster: &mut Cluster,
+    clients: Clients<'_>,
+    rng: &mut Rng,
+    fault: Fault,
+    while_it_lasts: Duration,
+) -> Result<()> {
     let master = cluster.master;
     let slaves = cluster.slaves();
     let slave = slaves[rng.within(0, slaves.len() as u64) as usize];
@@ -127,7 +152,7 @@ fn inflict(cluster: &mut Cluster, load: &Load, rng: &mut Rng, fault: Fault, whil
             let confirmed = slaves.iter().map(|slave| cluster.confirmed(*slave)).collect::<Result<Vec<_>>>()?;
             cluster.members[master].kill()?;
             if promote {
-                promote_best(cluster, load)?;
+                promote_best(cluster, clients)?;
                 let promoted = slaves.iter().position(|slave| *slave == cluster.master);
                 holds_what_it_confirmed(cluster, &confirmed[promoted.context("a slave was promoted")?])?;
                 return cluster.rejoin(master);
@@ -142,13 +167,13 @@ fn inflict(cluster: &mut Cluster, load: &Load, rng: &mut Rng, fault: Fault, whil
                 last(while_it_lasts);
                 return cluster.members[master].broker()?.signal(Signal::CONT);
             }
-            promote_best(cluster, load)?;
+            promote_best(cluster, clients)?;
             cluster.members[master].broker()?.signal(Signal::CONT)?;
             return rejoin_the_replaced(cluster, master);
         }
         Fault::SwitchOver => {
             cluster.members[master].stop()?;
-            promote_best(cluster, load)?;
+            promote_best(cluster, clients)?;
             return cluster.rejoin(master);
         }
         Fault::KillSlave => {
@@ -189,7 +214,7 @@ fn inflict(cluster: &mut Cluster, load: &Load, rng: &mut Rng, fault: Fault, whil
             }
             // From the slaves it is cut off as well, or the one promoted would find it alive.
             cluster.members[master].relay.stall();
-            promote_best(cluster, load)?;
+            promote_best(cluster, clients)?;
             cluster.heal();
             return rejoin_the_replaced(cluster, master);
         }
@@ -206,11 +231,10 @@ fn inflict(cluster: &mut Cluster, load: &Load, rng: &mut Rng, fault: Fault, whil
     Ok(())
 }
 
-fn promote_best(cluster: &mut Cluster, load: &Load) -> Result<()> {
+fn promote_best(cluster: &mut Cluster, clients: Clients<'_>) -> Result<()> {
     let best = cluster.best_slave()?;
     cluster.promote(best)?;
-    load.turn_to(cluster.target());
-    Ok(())
+    clients.turn_to(cluster)
 }
 
 /// The promoted slave began where it had confirmed to be, or further.
