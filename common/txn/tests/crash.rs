@@ -165,12 +165,13 @@ async fn killed_on_four_partitions() {
     dies_everywhere(0, 4, false).await;
 }
 
+/// H6, H10, H11, H12: at whatever change it happens.
 #[tokio::test(flavor = "multi_thread")]
 async fn power_fails_on_four_partitions() {
     dies_everywhere(0, 4, true).await;
 }
 
-/// The partitions are not synced by a commit, and lose what it stored: the journal has it.
+/// H13: the partitions are not synced by a commit, and lose what it stored: the journal has it.
 #[tokio::test(flavor = "multi_thread")]
 async fn power_fails_on_partitions_that_are_not_synced() {
     dies_everywhere(1000, 4, true).await;

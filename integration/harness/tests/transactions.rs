@@ -183,7 +183,7 @@ fn prepared_branches_outlive_a_crash_and_everything_else_does_not() -> Result<()
     Ok(())
 }
 
-/// What the operator decides is told to the coordinator, also after a restart, until it forgets.
+/// H18: what the operator decides is told to the coordinator, also after a crash, and listed once, until it forgets.
 #[test]
 fn heuristic_decisions_are_kept_and_told() -> Result<()> {
     let site = site()?;
@@ -203,11 +203,12 @@ fn heuristic_decisions_are_kept_and_told() -> Result<()> {
     master.kill()?;
     let master = site.start_master(&[])?;
     let mut raw = Raw::connect(&master.address)?;
+    assert_eq!(recover(&mut raw)?, cases.map(|(key, ..)| key));
     for (key, _, code, words, count) in cases {
         let text = format!("XAException:{code},msg=XA transaction '{key}' has been heuristically {words}.");
         check(&command(&mut raw, key, "COMMIT_TWO_PHASE")?, 500, &text);
         assert_eq!(held(&mut raw, key, 2)?, [count; 2]);
-        assert!(recover(&mut raw)?.contains(&key.to_owned()));
+        assert!(recover(&mut raw)?.contains(&key.to_owned()), "the refusal ends nothing");
         check(&command(&mut raw, key, "FORGET")?, 200, "");
     }
     assert!(recover(&mut raw)?.is_empty());

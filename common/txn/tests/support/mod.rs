@@ -20,6 +20,8 @@ pub(crate) struct Place {
     pub(crate) directory: tempfile::TempDir,
     pub(crate) threshold: u32,
     pub(crate) partitions: u32,
+    pub(crate) synced: bool,
+    pub(crate) checkpoints_max: u32,
 }
 
 impl Place {
@@ -29,6 +31,10 @@ impl Place {
 
     pub(crate) fn journal(&self) -> PathBuf {
         self.directory.path().join("data/.metaq/journal")
+    }
+
+    pub(crate) fn original_journal(&self) -> PathBuf {
+        self.directory.path().join("transactions")
     }
 
     pub(crate) fn rules(&self) -> RulesFor {
@@ -47,7 +53,8 @@ impl Place {
     }
 
     pub(crate) fn new(threshold: u32, partitions: u32) -> Place {
-        Place { directory: tempfile::tempdir().unwrap(), threshold, partitions }
+        let directory = tempfile::tempdir().unwrap();
+        Place { directory, threshold, partitions, synced: true, checkpoints_max: 1 }
     }
 
     /// Expects no trouble.
@@ -66,13 +73,13 @@ impl Place {
         options.disk = disk;
         let store = Arc::new(Store::open(options).map_err(|error| error.to_string())?);
         let settings = Settings {
-            synced: true,
+            synced: self.synced,
             timeout_max: Duration::from_secs(60),
             timers_max: 100,
-            checkpoints_max: 1,
+            checkpoints_max: self.checkpoints_max,
             checkpoint_interval: Duration::from_secs(3600),
             checkpoint_bytes: 4000,
-            original_journal: self.directory.path().join("transactions"),
+            original_journal: self.original_journal(),
             confirm_within: Duration::from_millis(200),
         };
         let (coordinator, recovered) =
@@ -91,27 +98,54 @@ pub(crate) fn key(text: &str) -> TransactionKey {
 }
 
 pub(crate) fn command(coordinator: &Coordinator, command: Command, name: &str) -> Result<String, String> {
+    command_of(SESSION, coordinator, command, name)
+}
+
+/// As another connection.
+pub(crate) fn command_of(
+    session: u64,
+    coordinator: &Coordinator,
+    command: Command,
+    name: &str,
+) -> Result<String, String> {
+    let answer = ask(session, coordinator, command, name);
+    answer.recv_timeout(DEADLINE).expect("no answer within the deadline")
+}
+
+/// Where the answer to a command will come.
+pub(crate) fn ask(
+    session: u64,
+    coordinator: &Coordinator,
+    command: Command,
+    name: &str,
+) -> mpsc::Receiver<Result<String, String>> {
     let (sender, receiver) = mpsc::channel();
-    let done = Box::new(move |reply: Result<String, metaq_txn::Refused>| drop(sender.send(reply)));
-    coordinator.command(command, SESSION, &key(name), None, done);
-    receiver.recv_timeout(DEADLINE).expect("no answer within the deadline").map_err(|refused| refused.to_string())
+    let done = Box::new(move |reply: Result<String, metaq_txn::Refused>| {
+        drop(sender.send(reply.map_err(|refused| refused.to_string())));
+    });
+    coordinator.command(command, session, &key(name), None, done);
+    receiver
 }
 
 /// Two messages a partition; `false` when one was refused.
 pub(crate) fn fill(coordinator: &Coordinator, name: &str, targets: &[PartitionId]) -> bool {
-    if coordinator.begin(SESSION, &key(name), None).is_err() {
-        return false;
-    }
-    (0..2).all(|_| {
-        targets.iter().all(|target| {
-            let (sender, receiver) = mpsc::channel();
-            let done = Box::new(move |reply: Result<_, metaq_txn::Refused>| {
-                let _ = sender.send(reply.is_ok());
-            });
-            coordinator.put(SESSION, &key(name), target, 0, Bytes::from(name.to_owned()), done);
-            receiver.recv_timeout(DEADLINE).expect("no answer within the deadline")
-        })
-    })
+    fill_of(SESSION, coordinator, name, targets)
+}
+
+/// As another connection.
+pub(crate) fn fill_of(session: u64, coordinator: &Coordinator, name: &str, targets: &[PartitionId]) -> bool {
+    coordinator.begin(session, &key(name), None).is_ok()
+        && (0..2).all(|_| targets.iter().all(|target| put(session, coordinator, name, target).is_ok()))
+}
+
+/// A message that bears the transaction's name.
+pub(crate) fn put(session: u64, coordinator: &Coordinator, name: &str, target: &PartitionId) -> Result<(), String> {
+    let (sender, receiver) = mpsc::channel();
+    let done = Box::new(move |reply: Result<_, metaq_txn::Refused>| {
+        let _ = sender.send(reply.map(drop).map_err(|refused| refused.to_string()));
+    });
+    coordinator.put(session, &key(name), target, 0, Bytes::from(name.to_owned()), done);
+    receiver.recv_timeout(DEADLINE).expect("no answer within the deadline")
 }
 
 pub(crate) fn bodies(store: &Store, target: &PartitionId) -> Vec<String> {
