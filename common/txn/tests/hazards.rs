@@ -239,8 +239,7 @@ async fn the_journal_is_cut_around_a_prepared_branch() {
 #[tokio::test(flavor = "multi_thread")]
 async fn h02_checkpoints_keep_every_live_branch() {
     blocking(|| {
-        // Cut at the first checkpoint, when the youngest have not been told again.
-        let place = Place { checkpoints_max: 0, ..Place::new(0, 1) };
+        let place = Place::new(0, 1);
         let (store, coordinator) = place.open(sound()).unwrap();
         let journal = store.journal().unwrap();
         let mut branches = Vec::new();
