@@ -224,7 +224,6 @@ impl Partition {
         if self.rules.level() == FlushLevel::Os {
             return true;
         }
-        self.committer().arrived();
         self.want(Wants::Commit);
         false
     }
