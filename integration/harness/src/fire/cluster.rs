@@ -121,8 +121,16 @@ fn end_of(directory: &Path) -> Result<u64> {
 impl Cluster {
     /// Returns when the master accepts messages and the slaves follow it.
     pub fn start() -> Result<Cluster> {
+        Cluster::start_with(|_, _| Ok(()))
+    }
+
+    /// The same with what `configure` changes in each member's site.
+    pub fn start_with(mut configure: impl FnMut(usize, &mut Site) -> Result<()>) -> Result<Cluster> {
         let zookeeper = ZooKeeper::start()?;
-        let members = (0..MEMBERS).map(|number| Member::new(number, &zookeeper)).collect::<Result<Vec<_>>>()?;
+        let mut members = (0..MEMBERS).map(|number| Member::new(number, &zookeeper)).collect::<Result<Vec<_>>>()?;
+        for (number, member) in members.iter_mut().enumerate() {
+            configure(number, &mut member.site)?;
+        }
         let mut cluster =
             Cluster { zookeeper, members, master: 0, reign: 0, beginnings: Vec::new(), counted_loss_bytes: 0 };
         let mut master = cluster.members[0].site.start_master(&[])?;

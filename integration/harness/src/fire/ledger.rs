@@ -2,6 +2,7 @@
 
 use crate::fire::Rng;
 use std::sync::Mutex;
+use std::time::Instant;
 
 /// One put. `key` is its own; the body follows from it.
 #[derive(Clone, Debug)]
@@ -12,6 +13,8 @@ pub struct Entry {
     pub outcome: Outcome,
     /// The reign, as the harness counts them, whose master was asked.
     pub reign: usize,
+    /// When its producer knew the outcome.
+    pub at: Instant,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -120,7 +120,7 @@ fn produce(shared: &Shared, topic: &'static str) {
         let key = shared.next_key.fetch_add(1, Ordering::SeqCst);
         turn = (turn + 1) % PARTITIONS;
         let (outcome, usable) = put(&mut raw, topic, turn, key);
-        shared.ledger.note(Entry { key, topic, partition: turn, outcome, reign });
+        shared.ledger.note(Entry { key, topic, partition: turn, outcome, reign, at: Instant::now() });
         if usable {
             connection = Some((address, raw));
         }
