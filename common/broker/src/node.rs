@@ -40,7 +40,7 @@ use std::time::{Duration, Instant};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
-use tokio_util::task::TaskTracker;
+use tokio_util::task::{AbortOnDropHandle, TaskTracker};
 use tracing::{info, warn};
 
 /// What `version` answers and `stats` shows; one word, since a greeting's words follow it.
@@ -123,6 +123,8 @@ pub struct Node {
     address: SocketAddr,
     accepting: CancellationToken,
     tasks: TaskTracker,
+    /// Answers what syncs have made safe, on the sessions' own threads.
+    answering: AbortOnDropHandle<()>,
 }
 
 impl Node {
@@ -162,7 +164,8 @@ impl Node {
         tasks.spawn(housekeeping(Arc::clone(&shared)));
         tasks.spawn(lag::watch(Arc::clone(&shared)));
         tasks.spawn(quorum::run(Arc::clone(&shared)));
-        Ok(Node { shared, address, accepting, tasks })
+        let answering = AbortOnDropHandle::new(tokio::spawn(Arc::clone(&shared.store).answer_synced()));
+        Ok(Node { shared, address, accepting, tasks, answering })
     }
 
     /// Whether it acknowledges messages: shut until somebody opens it.
@@ -266,6 +269,7 @@ impl Node {
         }
         Node::end_transactions(&self.shared, patience).await;
         Node::keep_confirmed(&self.shared).await;
+        drop(self.answering);
     }
 }
 

@@ -44,10 +44,13 @@ impl Wants {
 pub(crate) const COMMITTERS: usize = 8;
 
 /// All committers of a store. A partition belongs to one of them for as long as it is open, so it has one writer to
-/// sync it; partitions made one after the other, as those of one topic, belong to different ones.
+/// sync it; partitions made one after the other, as those of one topic, belong to different ones. While the write-ahead
+/// log is used, the common one serves all partitions, so that one sync serves all, and leaves to their own what is too
+/// much for the log.
 #[derive(Default)]
 pub(crate) struct Committers {
-    all: [Committer; COMMITTERS],
+    common: Committer,
+    own: [Committer; COMMITTERS],
     assigned: AtomicUsize,
 }
 
@@ -58,12 +61,17 @@ impl Committers {
     }
 
     pub(crate) fn at(&self, place: usize) -> &Committer {
-        &self.all[place]
+        &self.own[place]
+    }
+
+    pub(crate) fn common(&self) -> &Committer {
+        &self.common
     }
 
     /// Ends every thread after its round.
     pub(crate) fn stop(&self) {
-        self.all.iter().for_each(Committer::stop);
+        self.common.stop();
+        self.own.iter().for_each(Committer::stop);
     }
 }
 
@@ -81,6 +89,8 @@ pub(crate) struct Committer {
 struct State {
     /// Each partition at most once: whoever sets the first bit of its `wants` puts it here.
     wanting: Vec<Arc<Partition>>,
+    /// Each partition at most once: whoever sets its `passed_on` puts it here.
+    passed_on: Vec<Arc<Partition>>,
     timers: BinaryHeap<Reverse<Timer>>,
     stopped: bool,
 }
@@ -92,8 +102,8 @@ struct Timer {
 }
 
 /// A partition with what it wants.
-struct Work {
-    partition: Arc<Partition>,
+pub(crate) struct Work {
+    pub(crate) partition: Arc<Partition>,
     cause: FlushCause,
 }
 
@@ -124,21 +134,48 @@ impl Committer {
         }
     }
 
+    /// Only for [`pass_on`].
+    fn take_over(&self, partition: Arc<Partition>) {
+        let mut state = self.state.lock();
+        if !state.stopped {
+            state.passed_on.push(partition);
+            self.wake.notify_one();
+        }
+    }
+
     /// The thread: rounds until it is stopped.
     pub(crate) fn run(&self, shared: &Shared) {
         while let Some(round) = self.next_round() {
-            let round: Vec<Work> = round.into_iter().filter_map(|partition| self.accept(partition)).collect();
             // All writes first: what the later partitions wrote is then on its way while the first ones are synced.
             for work in &round {
                 work.partition.write_all_queued();
             }
-            for work in &round {
-                work.partition.sync(work.cause);
-            }
+            self.sync_round(round, shared);
             if shared.ids.is_low()
                 && let Err(error) = shared.ids.reserve()
             {
                 tracing::error!(%error, "message ids run out unless this succeeds");
+            }
+        }
+    }
+
+    fn sync_round(&self, round: Vec<Work>, shared: &Shared) {
+        let is_common = std::ptr::eq(self, shared.committers.common());
+        let round = match &shared.wal {
+            Some(wal) if is_common => wal.commit(round, &shared.metrics),
+            Some(wal) => {
+                if round.iter().any(|work| work.cause == FlushCause::Commit) {
+                    wal.note_round_without();
+                }
+                round
+            }
+            None => round,
+        };
+        for work in round {
+            if is_common {
+                pass_on(work.partition);
+            } else {
+                work.partition.settle(work.cause);
             }
         }
     }
@@ -149,11 +186,12 @@ impl Committer {
         state.stopped = true;
         state.timers.clear();
         state.wanting.clear();
+        state.passed_on.clear();
         self.wake.notify_one();
     }
 
     /// Waits for work; `None` when stopped.
-    fn next_round(&self) -> Option<Vec<Arc<Partition>>> {
+    fn next_round(&self) -> Option<Vec<Work>> {
         let mut state = self.state.lock();
         loop {
             if state.stopped {
@@ -165,8 +203,14 @@ impl Committer {
             {
                 state.ring(timer);
             }
-            if !state.wanting.is_empty() {
-                return Some(std::mem::take(&mut state.wanting));
+            let (wanting, passed_on) = (std::mem::take(&mut state.wanting), std::mem::take(&mut state.passed_on));
+            if !wanting.is_empty() || !passed_on.is_empty() {
+                drop(state);
+                let taken_over = passed_on.into_iter().map(|partition| {
+                    partition.passed_on.store(false, Ordering::SeqCst);
+                    Work { partition, cause: FlushCause::Commit }
+                });
+                return Some(taken_over.chain(wanting.into_iter().filter_map(|want| self.accept(want))).collect());
             }
             match state.timers.peek().map(|Reverse(timer)| timer.due) {
                 Some(due) => {
@@ -194,6 +238,13 @@ impl Committer {
             *last = Some(now);
         }
         Some(Work { partition, cause })
+    }
+}
+
+/// Leaves a partition to its own committer.
+fn pass_on(partition: Arc<Partition>) {
+    if !partition.passed_on.swap(true, Ordering::SeqCst) {
+        partition.clone().own_committer().take_over(partition);
     }
 }
 

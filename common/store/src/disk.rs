@@ -157,6 +157,8 @@ pub(crate) enum Aside {
     Torn,
     /// Another master's log went on without them.
     Diverged,
+    /// The write-ahead log had them, and the file has others in their place.
+    Unreplayed,
 }
 
 impl Aside {
@@ -164,6 +166,7 @@ impl Aside {
         match self {
             Aside::Torn => "torn",
             Aside::Diverged => "diverged",
+            Aside::Unreplayed => "unreplayed",
         }
     }
 }
@@ -191,6 +194,15 @@ pub(crate) fn copy_aside(
         at += wanted as u64;
     }
     disk.set_len(&copy, end - start)?;
+    disk.sync_data(&copy)?;
+    disk.sync_dir(&parent_of(segment))?;
+    Ok(path)
+}
+
+/// Keeps bytes that belong to no file in a new one beside a segment, durably.
+pub(crate) fn keep_aside(disk: &dyn Disk, segment: &Path, bytes: &[u8], why: Aside) -> io::Result<PathBuf> {
+    let (copy, path) = create_aside(disk, segment, why)?;
+    write_all_at(disk, &copy, 0, &mut [IoSlice::new(bytes)])?;
     disk.sync_data(&copy)?;
     disk.sync_dir(&parent_of(segment))?;
     Ok(path)

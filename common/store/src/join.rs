@@ -86,6 +86,9 @@ impl Store {
         self.exchange(id, |old| {
             old.close();
             old.commit(FlushCause::Close);
+            if let Some(wal) = &old.shared.wal {
+                wal.forget(id).map_err(failed)?;
+            }
             let changed = change(old).map_err(failed);
             let directory = old.directory();
             let loaded = load(&*old.shared.disk, id, &directory, None)

@@ -14,16 +14,19 @@ pub enum FlushCause {
     Interval,
     /// A segment was full.
     Roll,
+    /// A file of the write-ahead log is to be used again.
+    Checkpoint,
     Close,
 }
 
 impl FlushCause {
-    pub const ALL: [FlushCause; 6] = [
+    pub const ALL: [FlushCause; 7] = [
         FlushCause::Commit,
         FlushCause::Reader,
         FlushCause::Threshold,
         FlushCause::Interval,
         FlushCause::Roll,
+        FlushCause::Checkpoint,
         FlushCause::Close,
     ];
 }

@@ -8,10 +8,12 @@ use crate::load::Loaded;
 use crate::metrics::StoreMetrics;
 use crate::positions::{Cursors, Positions, Reader};
 use crate::queue::{Append, AppendQueue, BatchRecord, NewBatch, NewRecord, Verbatim};
+use crate::releases::Releases;
 use crate::retention::Retired;
 use crate::rules::{FlushLevel, LiveRules, PartitionRules};
 use crate::segment::{Cut, Segment};
 use crate::slice::{Slice, SliceAt};
+use crate::wal::Wal;
 use crate::writer::Writer;
 use arc_swap::ArcSwap;
 use bytes::Bytes;
@@ -35,6 +37,9 @@ pub(crate) struct Shared {
     pub(crate) ids: IdClock,
     /// Threads that sync; each partition belongs to one of them.
     pub(crate) committers: Committers,
+    pub(crate) releases: Releases,
+    /// `None`: each partition's file is synced.
+    pub(crate) wal: Option<Wal>,
     pub(crate) metrics: StoreMetrics,
     /// Bytes of bodies accepted and not yet written.
     pub(crate) queued_bytes: AtomicUsize,
@@ -85,6 +90,10 @@ pub struct Partition {
     pub(crate) interval_runs: AtomicBool,
     /// A reader's sync waits at the committer for its time.
     pub(crate) reader_waits: AtomicBool,
+    /// Left to its own committer by the one that writes to the write-ahead log.
+    pub(crate) passed_on: AtomicBool,
+    /// The newest use of a file of the write-ahead log that holds bytes of this partition.
+    pub(crate) wal_use: AtomicU64,
     /// The committer's note, for the bound on these.
     pub(crate) last_reader_sync: Mutex<Option<Instant>>,
 }
@@ -125,6 +134,8 @@ impl Partition {
             wants: AtomicU8::new(0),
             interval_runs: AtomicBool::new(false),
             reader_waits: AtomicBool::new(false),
+            passed_on: AtomicBool::new(false),
+            wal_use: AtomicU64::new(0),
             last_reader_sync: Mutex::new(None),
         }
     }
@@ -377,7 +388,16 @@ impl Partition {
         self.shared.files.get(&*self.shared.disk, segment, || segment.path(&self.directory()))
     }
 
+    /// Where work is left: the one committer of the write-ahead log while that is used, else the partition's own.
     pub(crate) fn committer(&self) -> &Committer {
+        let committers = &self.shared.committers;
+        match &self.shared.wal {
+            Some(wal) if wal.is_active() => committers.common(),
+            _ => self.own_committer(),
+        }
+    }
+
+    pub(crate) fn own_committer(&self) -> &Committer {
         self.shared.committers.at(self.committer)
     }
 

@@ -28,6 +28,8 @@ pub enum Reader {
 /// The positions as readers and writers share them. Each is published after the bytes it covers, so whoever sees one
 /// may read up to it. The writer moves `written`, the sync `durable`, the quorum `confirmed`, retention `kept`.
 pub(crate) struct Cursors {
+    /// How far the log's own files are durable; from here to `durable` the write-ahead log has the bytes.
+    settled: AtomicU64,
     kept: AtomicU64,
     confirmed: AtomicU64,
     durable: AtomicU64,
@@ -38,6 +40,7 @@ impl Cursors {
     pub(crate) fn new(kept: Offset, end: Offset) -> Cursors {
         assert!(kept <= end, "a log that ends before it begins");
         Cursors {
+            settled: AtomicU64::new(end.get()),
             kept: AtomicU64::new(kept.get()),
             confirmed: AtomicU64::new(Offset::MAX.get()),
             durable: AtomicU64::new(end.get()),
@@ -63,6 +66,16 @@ impl Cursors {
 
     pub(crate) fn written(&self) -> Offset {
         load(&self.written)
+    }
+
+    pub(crate) fn settled(&self) -> Offset {
+        load(&self.settled)
+    }
+
+    /// What is durable in the log's own file is durable.
+    pub(crate) fn publish_settled(&self, to: Offset) {
+        self.settled.fetch_max(to.get(), Ordering::SeqCst);
+        self.publish_durable(to);
     }
 
     /// The end that `reader` may read up to.

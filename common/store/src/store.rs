@@ -10,9 +10,11 @@ use crate::metrics::{FlushCause, StoreMetrics};
 use crate::partition::{Health, Partition, Shared};
 use crate::recovery::{RecoveryReport, recover_all};
 use crate::reigns;
+use crate::releases::Releases;
 use crate::roots::{Root, node_id};
 use crate::rules::PartitionRules;
 use crate::segment::Segment;
+use crate::wal::{Wal, WalOptions, replay};
 use metaq_types::limits::OPEN_FILES_MAX;
 use metaq_types::{BrokerId, Epoch, JOURNAL_TOPIC, Lineage, Offset, PartitionId, Reign, TopicName};
 use parking_lot::{Mutex, RwLock};
@@ -42,6 +44,8 @@ pub struct StoreOptions {
     pub rules: RulesFor,
     pub now: WallClock,
     pub disk: Arc<dyn Disk>,
+    /// `None`: there is no write-ahead log, each partition's file is synced.
+    pub wal: Option<WalOptions>,
 }
 
 impl StoreOptions {
@@ -55,6 +59,7 @@ impl StoreOptions {
             rules,
             now: Arc::new(wall_clock_ms),
             disk: Arc::new(OsDisk),
+            wal: Some(WalOptions::default()),
         }
     }
 }
@@ -66,7 +71,7 @@ fn wall_clock_ms() -> i64 {
 /// All partitions of one broker. Owns its data paths: they are locked until it is closed or dropped. Dropped without
 /// [`Store::close`] it is as after a crash: nothing more is synced, and the next opening reads the last segments.
 pub struct Store {
-    shared: Arc<Shared>,
+    pub(crate) shared: Arc<Shared>,
     node_id: String,
     lineage_path: PathBuf,
     epoch: AtomicU64,
@@ -105,11 +110,17 @@ impl Store {
         let clean = clean::read(&clean_mark).map_err(OpenError::io("read", &clean_mark))?;
         let ended = ended::update(&*disk, &system.ours("ended"), &locked, clean.as_ref())?;
         clean::remove(&*disk, &clean_mark).map_err(OpenError::io("remove", &clean_mark))?;
+        let wal = match options.wal {
+            Some(wal) => Some(open_wal(&disk, &locked, wal, clean.is_none())?),
+            None => None,
+        };
         let shared = Arc::new(Shared {
+            wal,
             disk,
             files: FileCache::new(open_files_max()),
             ids,
             committers: Committers::default(),
+            releases: Releases::default(),
             metrics: StoreMetrics::default(),
             queued_bytes: AtomicUsize::new(0),
         });
@@ -353,6 +364,11 @@ impl Store {
                 Err(fault) => faults.push(format!("{}: {fault}", partition.id)),
             }
         }
+        if let Some(wal) = &self.shared.wal
+            && let Err(error) = wal.close()
+        {
+            faults.push(format!("cannot clear the write-ahead log: {error}"));
+        }
         if let Err(error) = self.shared.ids.close() {
             faults.push(error.to_string());
         }
@@ -370,6 +386,9 @@ impl Store {
             partition.close();
         }
         self.shared.committers.stop();
+        if let Some(wal) = &self.shared.wal {
+            wal.stop();
+        }
         for committer in roots.committers.take().into_iter().flatten() {
             if committer.join().is_err() {
                 tracing::error!("a committer had panicked");
@@ -408,18 +427,39 @@ fn open_files_max() -> usize {
     usize::try_from(limit).unwrap_or(usize::MAX).min(OPEN_FILES_MAX)
 }
 
+/// Gives the partitions back what a crash took of their files, before anything looks at them.
+fn open_wal(disk: &Arc<dyn Disk>, locked: &[Root], options: WalOptions, crashed: bool) -> Result<Wal, OpenError> {
+    let directory = locked[0].ours("wal");
+    let roots: Vec<_> = locked.iter().map(|root| root.path.clone()).collect();
+    let replayed = replay(&**disk, &directory, &roots, options.file_bytes, crashed)?;
+    for (partition, bytes) in &replayed.restored {
+        tracing::info!(%partition, bytes, "restored from the write-ahead log");
+    }
+    Ok(Wal::new(disk.clone(), directory, options, replayed))
+}
+
+/// The threads that sync, and the one behind the write-ahead log.
 fn start_committers(shared: &Arc<Shared>) -> Result<Vec<JoinHandle<()>>, OpenError> {
-    let start = |place| {
+    let start = |name: String, run: fn(&Shared, usize), place: usize| {
         let shared = shared.clone();
-        std::thread::Builder::new()
-            .name(format!("committer-{place}"))
-            .spawn(move || shared.committers.at(place).run(&shared))
-            .map_err(OpenError::io("start a thread for", "a committer"))
+        let thread = std::thread::Builder::new().name(name).spawn(move || run(&shared, place));
+        thread.map_err(OpenError::io("start a thread for", "a committer"))
     };
-    let started: Result<Vec<_>, _> = (0..COMMITTERS).map(start).collect();
+    let own = |place| {
+        let run = |shared: &Shared, place: usize| shared.committers.at(place).run(shared);
+        start(format!("committer-{place}"), run, place)
+    };
+    let mut started: Vec<_> = (0..COMMITTERS).map(own).collect();
+    if shared.wal.is_some() {
+        started.push(start("committer".to_owned(), |shared, _| shared.committers.common().run(shared), 0));
+        let keep = |shared: &Shared, _: usize| shared.wal.iter().for_each(Wal::keep);
+        started.push(start("wal-keeper".to_owned(), keep, 0));
+    }
+    let started: Result<Vec<_>, _> = started.into_iter().collect();
     if started.is_err() {
         // Those that did start have nothing to do and end.
         shared.committers.stop();
+        shared.wal.iter().for_each(Wal::stop);
     }
     started
 }

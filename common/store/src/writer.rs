@@ -7,6 +7,7 @@ use crate::partition::{Partition, refuse, walk_headers};
 use crate::queue::{Batch, BatchRecord, NewBatch, NewRecord, Verbatim};
 use crate::rules::FlushLevel;
 use crate::segment::Segment;
+use crate::wal::Unsynced;
 use metaq_types::limits::RECORD_HEADER_BYTES;
 use metaq_types::{MessageId, Offset};
 use metaq_wire::RecordHeader;
@@ -72,7 +73,7 @@ impl Partition {
     /// The committer's turn: writes what is queued, then syncs what is unsynced, whoever wrote it.
     pub(crate) fn commit(self: &Arc<Self>, cause: FlushCause) {
         self.write_all_queued();
-        self.sync(cause);
+        self.settle(cause);
     }
 
     /// As [`Partition::write_queued`], but waits for the writer.
@@ -298,7 +299,7 @@ impl Partition {
 
     /// Begins a new segment at the written end. The full one is synced first: after a power failure a file that follows
     /// one cut short would not join it.
-    fn roll(&self, writer: &mut Writer) -> Result<(), AppendError> {
+    fn roll(self: &Arc<Self>, writer: &mut Writer) -> Result<(), AppendError> {
         if let Some(file) = writer.unsynced_file.take()
             && !self.sync_file(&file, writer.end, FlushCause::Roll)
         {
@@ -381,13 +382,13 @@ impl Partition {
         }
     }
 
-    /// Syncs what is written at this moment. Appends go on meanwhile.
-    pub(crate) fn sync(self: &Arc<Self>, cause: FlushCause) {
+    /// Syncs the file with what is written at this moment. Appends go on meanwhile. False: the partition is poisoned.
+    pub(crate) fn settle(self: &Arc<Self>, cause: FlushCause) -> bool {
         let unsynced = self.with_writer(|writer| {
             writer.unsynced_records = 0;
             writer.unsynced_file.clone().map(|file| (file, writer.end))
         });
-        let Some((file, end)) = unsynced else { return };
+        let Some((file, end)) = unsynced else { return self.poison.get().is_none() };
         let synced = self.sync_file(&file, end, cause);
         // After a failure the handle is kept for nothing, but what is queued is refused here.
         self.with_writer(|writer| {
@@ -395,17 +396,39 @@ impl Partition {
                 writer.unsynced_file = None;
             }
         });
+        synced
     }
 
-    /// Makes the bytes up to `end` durable, which were written through `file`, and tells whoever waits for that.
+    /// What is written and not durable at this moment, for the write-ahead log.
+    pub(crate) fn unsynced(self: &Arc<Self>) -> Option<Unsynced> {
+        self.with_writer(|writer| {
+            let (from, to) = (self.cursors.durable(), writer.end);
+            if from >= to || self.poison.get().is_some() {
+                return None;
+            }
+            writer.unsynced_records = 0;
+            let file = writer.unsynced_file.clone()?;
+            Some(Unsynced { file, segment: writer.active.base, from, to })
+        })
+    }
+
+    /// The write-ahead log holds the bytes up to `to`, durably.
+    pub(crate) fn in_wal(self: &Arc<Self>, to: Offset) {
+        self.syncs.fetch_add(1, Ordering::Relaxed);
+        self.cursors.publish_durable(to);
+        self.answer_durable();
+    }
+
+    /// Makes the bytes up to `end` durable in their file, which were written through `file`, and tells whoever waits for
+    /// that.
     /// False: the partition is poisoned.
-    fn sync_file(&self, file: &File, end: Offset, cause: FlushCause) -> bool {
+    fn sync_file(self: &Arc<Self>, file: &File, end: Offset, cause: FlushCause) -> bool {
         {
             let _turn = self.sync_turn.lock();
             if self.poison.get().is_some() {
                 return false;
             }
-            if end <= self.cursors.durable() {
+            if end <= self.cursors.settled() {
                 return true;
             }
             let started = Instant::now();
@@ -416,12 +439,24 @@ impl Partition {
             }
             self.shared.metrics.count_sync(cause, started.elapsed());
             self.syncs.fetch_add(1, Ordering::Relaxed);
-            self.cursors.publish_durable(end);
+            self.cursors.publish_settled(end);
         }
+        self.answer_durable();
+        true
+    }
+
+    fn answer_durable(self: &Arc<Self>) {
+        if !self.shared.releases.hand_over(self) {
+            self.release();
+        }
+    }
+
+    /// Answers what is durable, and wakes whoever waits to read it.
+    pub(crate) fn release(&self) {
+        let end = self.cursors.durable();
         self.acks.lock().on_local(end);
         self.synced_acks.lock().on_local(end);
         self.wake_readers();
-        true
     }
 
     /// Ends writing to this partition until the store is opened again; reading goes on. What was written and not synced

@@ -42,7 +42,7 @@ fn idle_partitions_hold_no_thread_no_file_and_little_memory() {
     assert!(store.recovery_report().clean);
     assert_eq!(store.partitions().len(), PARTITIONS as usize);
     assert!(open_files() <= files + 8, "the lock, and what a test needs");
-    assert_eq!(threads(), running + 8, "the committers");
+    assert_eq!(threads(), running + 10, "the committers, and what keeps the write-ahead log");
     let each = resident_bytes().saturating_sub(bytes) / PARTITIONS as usize;
     assert!(each < 4096, "{each} bytes each");
     for number in 0..1500 {

@@ -80,6 +80,13 @@ pub const OPEN_FILES_MAX: usize = 1024;
 /// Bytes between two entries of a segment's index of record boundaries.
 pub const INDEX_INTERVAL_BYTES: u32 = 32 * 1024;
 
+/// Unsynced bytes of one partition that are made durable through the write-ahead log: more of them are worth a sync of
+/// the partition's own file, and would be written twice otherwise.
+pub const WAL_RANGE_BYTES_MAX: u32 = 64 * 1024;
+
+/// And of all partitions in one round.
+pub const WAL_ROUND_BYTES_MAX: u32 = 2 * 1024 * 1024;
+
 /// A reader that finds unsynced bytes asks for a sync at most this often a partition.
 pub const READER_SYNC_INTERVAL_MIN: Duration = Duration::from_micros(200);
 

@@ -36,6 +36,7 @@ fn label(cause: FlushCause) -> &'static str {
         FlushCause::Threshold => "threshold",
         FlushCause::Interval => "interval",
         FlushCause::Roll => "roll",
+        FlushCause::Checkpoint => "checkpoint",
         FlushCause::Close => "close",
     }
 }

@@ -2,6 +2,7 @@
 #![allow(dead_code, clippy::unwrap_used, reason = "each test file uses its part, all of it as test code")]
 
 pub(crate) mod faulty;
+pub(crate) mod power;
 
 use bytes::Bytes;
 use metaq_store::{

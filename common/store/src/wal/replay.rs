@@ -1,0 +1,226 @@
+//! What the write-ahead log holds goes into the partitions' files, at the opening after a crash.
+
+use super::format::{BLOCK_BYTES, HEADER_BYTES, Item, Use, items, parse_header};
+use crate::disk::{Aside, Disk, keep_aside, write_all_at};
+use crate::errors::OpenError;
+use crate::segment::Segment;
+use metaq_types::{Offset, PartitionId};
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io::{self, ErrorKind, IoSlice, Read};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// A disk writes a sector as a whole or not at all.
+const SECTOR_BYTES: u64 = 512;
+
+/// What an opening found of the log.
+pub(crate) struct Replayed {
+    /// By their place in the ring; only those of the right size.
+    pub(crate) files: Vec<Option<Arc<File>>>,
+    /// The newest sequence seen.
+    pub(crate) sequence: u64,
+    pub(crate) session: u64,
+    /// Partitions that got bytes back, and how many.
+    pub(crate) restored: BTreeMap<PartitionId, u64>,
+}
+
+/// A range of a segment, as the log has it.
+struct Range<'a> {
+    position: u32,
+    bytes: &'a [u8],
+}
+
+type Ranges<'a> = BTreeMap<(PartitionId, u64), Vec<Range<'a>>>;
+
+/// Puts the log's ranges into the partitions' files, makes these durable, and clears the log. With `wanted` false, after
+/// an orderly stop, it is only cleared: others may have written to the partitions since.
+pub(crate) fn replay(
+    disk: &dyn Disk,
+    directory: &Path,
+    roots: &[Arc<Path>],
+    file_bytes: u64,
+    wanted: bool,
+) -> Result<Replayed, OpenError> {
+    let places = places(directory).map_err(OpenError::io("read", directory))?;
+    let mut files = Vec::new();
+    let mut uses: Vec<(Use, Vec<u8>)> = Vec::new();
+    for path in places {
+        let file = disk.open(&path).map_err(OpenError::io("open", &path))?;
+        let mut bytes = vec![0; HEADER_BYTES];
+        let found = file.read_exact_at(&mut bytes, 0).ok().and_then(|()| parse_header(&bytes));
+        if let Some(this) = found {
+            bytes.clear();
+            (&file).read_to_end(&mut bytes).map_err(OpenError::io("read", &path))?;
+            uses.push((this, bytes));
+        }
+        let whole = file.metadata().is_ok_and(|metadata| metadata.len() == file_bytes);
+        files.push((path, whole, Arc::new(file)));
+    }
+    uses.sort_by_key(|(this, _)| *this);
+    let sequence = uses.last().map_or(0, |(this, _)| this.sequence);
+    let mut restored = BTreeMap::new();
+    if wanted {
+        for ((partition, segment), ranges) in collect(&uses) {
+            let bytes = restore(disk, roots, &partition, segment, &ranges)?;
+            *restored.entry(partition).or_default() += bytes;
+        }
+    }
+    restored.retain(|_, bytes| *bytes > 0);
+    for (path, _, file) in &files {
+        clear(disk, file).map_err(OpenError::io("write", path))?;
+    }
+    let session = session().map_err(OpenError::io("read", "/dev/urandom"))?;
+    let files = files.into_iter().map(|(_, whole, file)| whole.then_some(file)).collect();
+    Ok(Replayed { files, sequence, session, restored })
+}
+
+/// The log's files in the order of the ring; none where there is no log yet.
+fn places(directory: &Path) -> io::Result<Vec<PathBuf>> {
+    match fs::read_dir(directory) {
+        Ok(_) => {}
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(error) => return Err(error),
+    }
+    Ok((0..).map(|place| directory.join(place.to_string())).take_while(|path| path.exists()).collect())
+}
+
+/// Nothing in this file counts any more.
+pub(super) fn clear(disk: &dyn Disk, file: &File) -> io::Result<()> {
+    let mut head = [0; HEADER_BYTES];
+    if file.read_exact_at(&mut head, 0).is_ok() && head == [0; HEADER_BYTES] {
+        return Ok(());
+    }
+    write_all_at(disk, file, 0, &mut [IoSlice::new(&[0; BLOCK_BYTES as usize])])?;
+    disk.sync_data(file)
+}
+
+/// By segment, in the order they were written, without what was forgotten.
+fn collect(uses: &[(Use, Vec<u8>)]) -> Ranges<'_> {
+    let mut ranges = Ranges::new();
+    for (this, bytes) in uses {
+        for item in items(bytes, *this) {
+            match item {
+                Item::Range { partition, segment, position, bytes } => {
+                    ranges.entry((partition, segment)).or_default().push(Range { position, bytes });
+                }
+                Item::Forget { partition } => ranges.retain(|(id, _), _| *id != partition),
+            }
+        }
+    }
+    ranges
+}
+
+/// Answers how many bytes were not there.
+fn restore(
+    disk: &dyn Disk,
+    roots: &[Arc<Path>],
+    partition: &PartitionId,
+    segment: u64,
+    ranges: &[Range<'_>],
+) -> Result<u64, OpenError> {
+    let Some(base) = Offset::new(segment) else { return Ok(0) };
+    let directories = roots.iter().map(|root| root.join(partition.to_string()));
+    // Retention or a person has removed it since; a segment that is no longer the last was synced when it was full.
+    let Some(path) = directories.map(|dir| Segment::new(base).path(&dir)).find(|path| path.exists()) else {
+        return Ok(0);
+    };
+    let file = disk.open(&path).map_err(OpenError::io("open", &path))?;
+    let mut restored = 0;
+    for range in ranges {
+        match missing(&file, range).map_err(OpenError::io("read", &path))? {
+            Some(0) => {}
+            Some(bytes) => {
+                let part = &mut [IoSlice::new(range.bytes)];
+                write_all_at(disk, &file, range.position.into(), part).map_err(OpenError::io("write", &path))?;
+                restored += bytes;
+            }
+            None => {
+                let copy = keep_aside(disk, &path, range.bytes, Aside::Unreplayed);
+                let copy = copy.map_err(OpenError::io("write beside", &path))?;
+                tracing::error!(
+                    segment = %path.display(), position = range.position, bytes = range.bytes.len(),
+                    copy = %copy.display(),
+                    "the write-ahead log has other bytes than the file, which was changed after the crash: the file \
+                     stays as it is, the log's bytes are kept in the copy"
+                );
+            }
+        }
+    }
+    // Even where every byte is there: perhaps only in the page cache of a machine that went on running.
+    disk.sync_data(&file).map_err(OpenError::io("sync", &path))?;
+    Ok(restored)
+}
+
+/// How many of a range's bytes the file lacks; `None` when it has others. A crash leaves of a sector what was in it when
+/// it was last written: the first bytes of the range, and zeros. The same holds for the end of the file.
+fn missing(file: &File, range: &Range<'_>) -> io::Result<Option<u64>> {
+    let length = file.metadata()?.len();
+    let position = u64::from(range.position);
+    if position > length {
+        return Ok(None);
+    }
+    let there = range.bytes.len().min((length - position) as usize);
+    let mut found = vec![0; there];
+    file.read_exact_at(&mut found, position)?;
+    let mut lacking = (range.bytes.len() - there) as u64;
+    let mut at = 0;
+    while at < there {
+        let sector = SECTOR_BYTES - (position + at as u64) % SECTOR_BYTES;
+        let end = there.min(at + sector as usize);
+        let same = std::iter::zip(&found[at..end], &range.bytes[at..end]).take_while(|(a, b)| a == b).count();
+        if found[at + same..end].iter().any(|byte| *byte != 0) {
+            return Ok(None);
+        }
+        lacking += (end - at - same) as u64;
+        at = end;
+    }
+    Ok(Some(lacking))
+}
+
+/// A number no other opening has.
+fn session() -> io::Result<u64> {
+    let mut bytes = [0; 8];
+    File::open("/dev/urandom")?.read_exact(&mut bytes)?;
+    Ok(u64::from_le_bytes(bytes))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn lacking(file: &[u8], position: u32, bytes: &[u8]) -> Option<u64> {
+        let held = tempfile::tempfile().unwrap();
+        held.write_all_at(file, 0).unwrap();
+        missing(&held, &Range { position, bytes }).unwrap()
+    }
+
+    #[test]
+    fn a_file_may_lack_bytes_but_not_have_others() {
+        assert_eq!(lacking(b"abcdef", 2, b"cdef"), Some(0));
+        assert_eq!(lacking(b"abcd", 2, b"cdef"), Some(2));
+        assert_eq!(lacking(b"ab", 2, b"cdef"), Some(4));
+        assert_eq!(lacking(b"a", 2, b"cdef"), None, "a hole in front");
+        assert_eq!(lacking(b"abc\0\0\0", 2, b"cdef"), Some(3), "a sector written early");
+        assert_eq!(lacking(b"abc\0e\0", 2, b"cdef"), None);
+        assert_eq!(lacking(b"abcxef", 2, b"cdef"), None);
+        assert_eq!(lacking(b"abcdefgh", 2, b"cdef"), Some(0), "more behind it");
+    }
+
+    #[test]
+    fn each_sector_is_written_or_not() {
+        let bytes: Vec<u8> = (0..2000u32).map(|n| (n % 251) as u8 + 1).collect();
+        let mut file = bytes.clone();
+        file[512..1024].fill(0);
+        assert_eq!(lacking(&file, 0, &bytes), Some(512));
+        file[1100..1536].fill(0);
+        assert_eq!(lacking(&file, 0, &bytes), Some(512 + 436));
+        file[1535] = 1;
+        assert_eq!(lacking(&file, 0, &bytes), None);
+        // The same from a position inside of a sector.
+        let mut file = bytes.clone();
+        file[700..1024].fill(0);
+        assert_eq!(lacking(&file, 600, &bytes[600..]), Some(324));
+    }
+}
