@@ -86,7 +86,8 @@ struct Mark {
 /// How far the master's own log goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ends {
-    pub durable: Offset,
+    /// What members may have; see `metaq_store::Positions`.
+    pub offered: Offset,
     pub written: Offset,
 }
 
@@ -225,7 +226,8 @@ impl Quorums {
         self.settle_all()
     }
 
-    /// A slave asks for `offset` of a log that is durable up to `end` here: it holds everything before.
+    /// A slave asks for `offset` of a log that is offered up to `end` here: it holds everything before. That may be more
+    /// than the master's own disk holds; what is acknowledged and readable waits for both.
     ///
     /// Beyond the end it holds bytes that are not ours: then it confirms nothing, and does not count.
     pub fn on_get(
@@ -271,6 +273,11 @@ impl Quorums {
         }
     }
 
+    /// Whether a slave is connected, lives in this reign and is known to the others that count.
+    pub fn counts(&self, id: SlaveId) -> bool {
+        self.slaves.get(&id).is_some_and(|slave| slave.counts(self.epoch))
+    }
+
     /// Looks at the age of what waits; to be called every [`Quorums::tick_interval`]. `ends_of` tells how far the
     /// master's own logs go.
     pub fn tick(&mut self, now: Instant, ends_of: impl Fn(&PartitionId) -> Option<Ends>) -> Vec<(PartitionId, Act)> {
@@ -282,7 +289,7 @@ impl Quorums {
             };
             let Some(ends) = ends_of(partition) else { continue };
             if let Some(late) = log.take_late(confirmed, now) {
-                for copy in log.copies.values_mut().filter(|copy| copy.in_sync && copy.end < late.durable) {
+                for copy in log.copies.values_mut().filter(|copy| copy.in_sync && copy.end < late.offered) {
                     copy.fall_out(now);
                 }
                 acts.extend(log.settle(&self.slaves, self.epoch).map(|act| (partition.clone(), act)));

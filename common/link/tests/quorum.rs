@@ -84,7 +84,7 @@ impl Scene {
         let (mut acts, end) = (Vec::new(), self.end);
         while self.now < until {
             self.now += self.quorums.tick_interval().unwrap();
-            let ends = |_: &PartitionId| Some(Ends { durable: at(end), written: at(end) });
+            let ends = |_: &PartitionId| Some(Ends { offered: at(end), written: at(end) });
             acts.extend(self.quorums.tick(self.now, ends).into_iter().map(|(_, act)| act));
         }
         acts
@@ -317,7 +317,7 @@ fn a_slow_master_blames_no_slave() {
     let mut acts = Vec::new();
     for _ in 0..50 {
         scene.now += Duration::from_millis(50);
-        let ends = |_: &PartitionId| Some(Ends { durable: at(0), written: at(100) });
+        let ends = |_: &PartitionId| Some(Ends { offered: at(0), written: at(100) });
         acts.extend(scene.quorums.tick(scene.now, ends));
     }
     assert_eq!(acts, [(log(), Act::GiveUp(at(100)))]);

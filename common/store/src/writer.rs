@@ -360,6 +360,10 @@ impl Partition {
         }
         if !now_safe {
             writer.promised = writer.end;
+            // Before our own sync, so that both run at once.
+            if self.cursors.offer(start, writer.end) {
+                self.wake_members();
+            }
             if hand == Hand::Appender {
                 self.want(Wants::Commit);
             }
@@ -416,7 +420,9 @@ impl Partition {
             }
             self.shared.metrics.count_sync(cause, started.elapsed());
             self.syncs.fetch_add(1, Ordering::Relaxed);
-            self.cursors.publish_durable(end);
+            if self.cursors.publish_durable(end) {
+                self.wake_members();
+            }
         }
         self.acks.lock().on_local(end);
         self.synced_acks.lock().on_local(end);
