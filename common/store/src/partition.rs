@@ -185,7 +185,12 @@ impl Partition {
     /// Appends messages that have ids already in one contiguous run of one segment: all of them or none, and readers see
     /// all of them or none. The answer names the run's first byte and its length.
     pub fn append_batch(self: &Arc<Self>, records: Vec<BatchRecord>, ack: Ack) {
-        let batch = NewBatch { records, ack };
+        self.append_entries(records, false, ack);
+    }
+
+    /// The same, `synced` as in [`Partition::append_entry`].
+    pub fn append_entries(self: &Arc<Self>, records: Vec<BatchRecord>, synced: bool, ack: Ack) {
+        let batch = NewBatch { records, ack, synced };
         let bytes = batch.bytes();
         if bytes > u64::from(RUN_BYTES_MAX) {
             let refusal = Refusal::TooLarge { bytes: bytes as usize, limit_bytes: RUN_BYTES_MAX };

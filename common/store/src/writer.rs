@@ -206,7 +206,7 @@ impl Partition {
 
     /// All in one segment, which a batch may exceed as a record may, and published together: no reader ever sees a part.
     fn write_batch(self: &Arc<Self>, writer: &mut Writer, batch: NewBatch, full: bool, hand: Hand) {
-        let NewBatch { records, ack } = batch;
+        let NewBatch { records, ack, synced } = batch;
         self.unqueue(records.iter().map(|record| record.body.len()).sum());
         let bytes = records.iter().map(|record| u64::from(record.bytes())).sum::<u64>();
         let written = (|| {
@@ -229,7 +229,7 @@ impl Partition {
         }
         let id = records.last().expect("an empty batch was refused").id;
         let appended = Appended { id, partition: self.id.number, offset: writer.end, bytes: bytes as u32 };
-        let answer = Answer { appended, ack, synced: false };
+        let answer = Answer { appended, ack, synced };
         self.publish(writer, std::iter::once(answer), records.len() as u64, hand);
     }
 
