@@ -271,10 +271,14 @@ fn hold(partition: &Partition) -> Offset {
     to
 }
 
-/// Ends what waits too long, and keeps what is confirmed on disk, until the node stops.
+/// Ends what waits too long, and keeps what is confirmed on disk, until the node stops. Each for itself: a disk that
+/// hangs must not make puts wait for it.
 pub(crate) async fn run(shared: Arc<Shared>) {
+    tokio::join!(end_waits(&shared), keep(&shared));
+}
+
+async fn end_waits(shared: &Shared) {
     let quorum = &shared.quorum;
-    let mut keep_at = tokio::time::Instant::now();
     loop {
         let interval = quorum.look(Quorums::tick_interval);
         let pause = async {
@@ -289,9 +293,15 @@ pub(crate) async fn run(shared: Arc<Shared>) {
             () = shared.stopping() => return,
         }
         quorum.tick(Instant::now());
-        if tokio::time::Instant::now() >= keep_at {
-            Node::keep_confirmed(&shared).await;
-            keep_at = tokio::time::Instant::now() + KEEP_INTERVAL;
+    }
+}
+
+async fn keep(shared: &Arc<Shared>) {
+    loop {
+        Node::keep_confirmed(shared).await;
+        tokio::select! {
+            () = tokio::time::sleep(KEEP_INTERVAL) => {}
+            () = shared.stopping() => return,
         }
     }
 }

@@ -25,7 +25,7 @@ fn rounds_of_faults_lose_nothing_that_a_quorum_acknowledged() -> Result<()> {
     println!("METAQ_SEED={seed} METAQ_ROUNDS={rounds}");
     let summary = quorum_rounds::run(seed, rounds as usize)?;
     println!("acknowledged lost 0, ghosts readable 0, shifted 0: {summary:#?}");
-    ensure!(summary.acknowledged > 100 * rounds as usize, "hardly any load: {summary:?}");
+    ensure!(summary.acknowledged > 60 * rounds as usize, "hardly any load: {summary:?}");
     Ok(())
 }
 

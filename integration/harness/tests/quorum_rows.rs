@@ -316,7 +316,7 @@ fn row_27_what_the_master_could_not_store_is_nowhere_to_be_read() -> Result<()> 
     master.disk.set(Faults::default());
     first_put(master.broker()?, 0, b"second")?;
     wait_same(&master.site.data(), &slave.site.data())?;
-    assert_eq!(slave.readable()?, ["first", "second"]);
+    wait_until("the slave to show it", || Ok((slave.readable()? == ["first", "second"]).then_some(())))?;
     // The sync fails after the bytes were written, and offered to the slave: an unknown outcome, which nobody may read.
     master.disk.set(Faults::broken());
     let unknown = master.raw()?.put("test", 0, b"unknown")?;
@@ -349,7 +349,8 @@ fn row_28_when_both_fail_the_producer_is_told() -> Result<()> {
     let mut raw = master.raw()?;
     raw.set_patience(TIMEOUT + SLACK)?;
     let told = |raw: &mut Raw, partition: i32, text: &str| -> Result<()> {
-        let reply = raw.put("test", partition, b"lost").context("no answer at all")?;
+        let reply = raw.put("test", partition, b"lost");
+        let reply = reply.with_context(|| format!("no answer at all from partition {partition}"))?;
         ensure!(matches!(reply.code, 500 | 503), "{} {}", reply.code, reply.text());
         ensure!(reply.text().contains(text), "{text:?} is not said: {}", reply.text());
         Ok(())

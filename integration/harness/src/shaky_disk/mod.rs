@@ -20,7 +20,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::Duration;
 
 /// A sync takes this long on a disk that is well: long enough for a power loss to hit bytes that wait for it.
-const SYNC_TIME: Duration = Duration::from_millis(1);
+const SYNC_TIME: Duration = Duration::from_millis(8);
 
 /// How it shows in the list of mounts.
 const SOURCE: &str = "metaq-shaky-disk";
