@@ -259,12 +259,12 @@ impl Run<'_> {
             }
             Fault::BrokenDisk { of_master: true } => {
                 self.disk(master, Faults::broken(), while_it_lasts / 2)?;
-                self.end(master, true)?;
+                self.cut_power(&[master])?;
                 self.replace(master)
             }
             Fault::BrokenDisk { of_master: false } => {
                 self.disk(slave, Faults::broken(), while_it_lasts)?;
-                self.end(slave, true)?;
+                self.cut_power(&[slave])?;
                 self.members.follow(slave)
             }
             Fault::SwitchOver => {
@@ -281,6 +281,11 @@ impl Run<'_> {
     }
 
     fn cut_power(&mut self, members: &[usize]) -> Result<()> {
+        // On disks that take their time there is more to lose.
+        for member in members {
+            self.members.set_disk(*member, Faults::slow(Duration::from_millis(60)));
+        }
+        last(Duration::from_millis(self.rng.within(60, 180)));
         let loss = self.members.cut_power(members, self.rng)?;
         println!("    power loss: {loss:?}");
         self.summary.power_losses += members.len();
