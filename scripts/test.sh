@@ -30,6 +30,10 @@ install_missing() {
     # The programs without the service, which would be started as soon as it is installed.
     need mariadb-server-core /usr/sbin/mariadbd
     need mariadb-client-core /usr/bin/my_print_defaults
+    # Fault rounds: network namespaces, cuts, slow disks.
+    need iproute2 /usr/sbin/ip
+    need nftables /usr/sbin/nft
+    need strace strace
     [ ${#missing[@]} -gt 0 ] || return 0
     local as_root=()
     if [ "$(id -u)" != 0 ]; then

@@ -35,4 +35,4 @@ mod watched;
 pub use gate::{Gate, Successor};
 pub use metrics::Counters;
 pub use node::{Node, NodeOptions, NodeRole, journal_path, rules_for, transaction_settings};
-pub use watched::{NodeView, Throttled};
+pub use watched::{NodeView, Throttled, TopicQuorum};

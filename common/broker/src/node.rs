@@ -28,6 +28,7 @@ use metaq_store::{Disposal, Flush, Partition, PartitionRules, Retention, Store};
 use metaq_txn::Coordinator;
 use metaq_types::limits::{
     CONNECTION_IDLE_MAX, CONNECTIONS_MAX, JOURNAL_SEGMENT_BYTES, MESSAGE_BYTES_MAX, RECORD_HEADER_BYTES,
+    TRANSACTION_HELD_BYTES_MAX,
 };
 use metaq_types::{BrokerId, JOURNAL_TOPIC, Opaque, PartitionId, SlaveId, Status};
 use parking_lot::Mutex;
@@ -380,11 +381,15 @@ pub fn journal_path(config: &BrokerConfig) -> PathBuf {
     config.system.data_log_path.join(".metaq").join("journal")
 }
 
-/// Entries are written before they are answered; those that decide something ask for a sync of their own. Everything is
-/// synced once a second at the latest.
+/// Decisions are written before they are answered, and ask for a sync of their own where `flushTxLogAtCommit` says so.
 fn journal_rules(config: &BrokerConfig) -> PartitionRules {
+    let interval = match config.system.flush_tx_log_at_commit {
+        FlushTxLog::BeforeAnswer | FlushTxLog::EverySecond => Duration::from_secs(1),
+        // Left to the operating system, but for full segments, slaves and stops.
+        FlushTxLog::Never => Duration::MAX,
+    };
     PartitionRules {
-        flush: Flush { threshold: u32::MAX, interval: Duration::from_secs(1) },
+        flush: Flush { threshold: u32::MAX, interval },
         segment_bytes_max: JOURNAL_SEGMENT_BYTES,
         retention: Retention::FOREVER,
         data_path: journal_path(config),
@@ -404,6 +409,7 @@ pub fn transaction_settings(config: &BrokerConfig) -> metaq_txn::Settings {
         synced: system.flush_tx_log_at_commit == FlushTxLog::BeforeAnswer,
         timeout_max: system.max_tx_timeout,
         timers_max: system.max_tx_timeout_timer_capacity,
+        held_bytes_max: TRANSACTION_HELD_BYTES_MAX,
         checkpoints_max: system.max_checkpoints,
         checkpoint_interval: system.checkpoint_interval,
         checkpoint_bytes: JOURNAL_SEGMENT_BYTES.into(),

@@ -161,13 +161,14 @@ impl Quorum {
         self.act_all(&mut state, acts);
     }
 
-    /// A slave asks for `offset`.
-    pub(crate) fn on_get(&self, slave: SlaveId, partition: &Arc<Partition>, offset: Offset) {
+    /// A slave asks for `offset`. Answers whether it counts in quorums of this reign.
+    pub(crate) fn on_get(&self, slave: SlaveId, partition: &Arc<Partition>, offset: Offset) -> bool {
         let mut state = self.state.lock();
-        let end = partition.positions().durable;
+        let end = partition.positions().offered;
         if let Some(act) = state.quorums.on_get(slave, partition.id(), offset, end, Instant::now()) {
             state.act(partition, act);
         }
+        state.quorums.counts(slave)
     }
 
     /// Reads the state, for texts.
@@ -182,7 +183,7 @@ impl Quorum {
         }
         let ends_of = |id: &PartitionId| {
             let positions = self.partition(id)?.positions();
-            Some(Ends { durable: positions.durable, written: positions.written })
+            Some(Ends { offered: positions.offered, written: positions.written })
         };
         let acts = state.quorums.tick(now, ends_of);
         self.act_all(&mut state, acts);
@@ -224,11 +225,12 @@ impl Quorum {
     }
 
     fn standing(&self, state: &State) -> Kept {
-        let confirmed = state.quorums.confirmed().map(|(id, confirmed)| {
-            let shown = || self.partition(id).map_or(Offset::ZERO, |partition| partition.positions().readable);
-            (id.to_string(), confirmed.unwrap_or_else(shown).get())
+        // Not simply what members hold: what our own disk lacks may still be lost.
+        let shown = state.quorums.watched().map(|id| {
+            let shown = self.partition(id).map_or(Offset::ZERO, |partition| partition.positions().readable);
+            (id.to_string(), shown.get())
         });
-        Kept { epoch: self.store.epoch().0, partitions: confirmed.collect() }
+        Kept { epoch: self.store.epoch().0, partitions: shown.collect() }
     }
 }
 
@@ -269,10 +271,14 @@ fn hold(partition: &Partition) -> Offset {
     to
 }
 
-/// Ends what waits too long, and keeps what is confirmed on disk, until the node stops.
+/// Ends what waits too long, and keeps what is confirmed on disk, until the node stops. Each for itself: a disk that
+/// hangs must not make puts wait for it.
 pub(crate) async fn run(shared: Arc<Shared>) {
+    tokio::join!(end_waits(&shared), keep(&shared));
+}
+
+async fn end_waits(shared: &Shared) {
     let quorum = &shared.quorum;
-    let mut keep_at = tokio::time::Instant::now();
     loop {
         let interval = quorum.look(Quorums::tick_interval);
         let pause = async {
@@ -287,9 +293,15 @@ pub(crate) async fn run(shared: Arc<Shared>) {
             () = shared.stopping() => return,
         }
         quorum.tick(Instant::now());
-        if tokio::time::Instant::now() >= keep_at {
-            Node::keep_confirmed(&shared).await;
-            keep_at = tokio::time::Instant::now() + KEEP_INTERVAL;
+    }
+}
+
+async fn keep(shared: &Arc<Shared>) {
+    loop {
+        Node::keep_confirmed(shared).await;
+        tokio::select! {
+            () = tokio::time::sleep(KEEP_INTERVAL) => {}
+            () = shared.stopping() => return,
         }
     }
 }

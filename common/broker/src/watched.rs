@@ -8,8 +8,9 @@ use metaq_link::quorum::{LogStanding, Quorums};
 use metaq_link::replicas::ReplicaLine;
 use metaq_link::standing::Standing;
 use metaq_net::refusals::Refusals;
-use metaq_store::Store;
-use metaq_types::{PartitionId, SlaveId};
+use metaq_store::{Positions, Store};
+use metaq_types::{PartitionId, SlaveId, TopicName};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -26,6 +27,16 @@ pub struct Throttled {
     pub puts: u64,
     /// All pauses, summed up over the connections.
     pub paused: Duration,
+}
+
+/// A topic that asks for a quorum.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TopicQuorum {
+    pub required: u32,
+    /// Those that count, the master included, where they are fewest; `None` while no partition holds anything.
+    pub members: Option<u32>,
+    /// Stored here, and not held by the quorum yet.
+    pub unconfirmed_bytes: u64,
 }
 
 impl NodeView {
@@ -102,16 +113,39 @@ impl NodeView {
 
     /// Partitions whose quorum asks for more members than are there now, those that hold nothing yet excepted.
     pub fn short_of_quorum(&self) -> Vec<LogStanding> {
+        let standings = self.quorums().into_iter().filter(|(_, positions)| positions.written > positions.kept);
+        standings.map(|(log, _)| log).filter(|log| log.members < log.rules.quorum).collect()
+    }
+
+    /// Topics that ask for a quorum; none on a slave.
+    pub fn quorums_of_topics(&self) -> BTreeMap<TopicName, TopicQuorum> {
+        let mut topics = BTreeMap::<TopicName, TopicQuorum>::new();
+        for (log, positions) in self.quorums() {
+            let topic = topics.entry(log.partition.topic.clone()).or_default();
+            topic.required = topic.required.max(log.rules.quorum);
+            if positions.written > positions.kept {
+                topic.members = Some(topic.members.map_or(log.members, |members| members.min(log.members)));
+            }
+            let confirmed = log.confirmed.unwrap_or(positions.written).min(positions.written);
+            topic.unconfirmed_bytes += positions.written.bytes_since(confirmed);
+        }
+        topics
+    }
+
+    /// How often slaves have claimed to hold more than there is.
+    pub fn claims_beyond_end(&self) -> u64 {
+        self.0.quorum.look(Quorums::beyond_end)
+    }
+
+    /// The partitions that ask for a quorum, with where they stand.
+    fn quorums(&self) -> Vec<(LogStanding, Positions)> {
         if !self.0.quorum.is_on() {
             return Vec::new();
         }
-        let holds_something = |id: &PartitionId| {
-            let positions = self.0.store.get(&id.topic, id.number as i32).map(|partition| partition.positions());
-            positions.is_some_and(|positions| positions.written > positions.kept)
-        };
-        let mut standings = self.0.quorum.look(Quorums::standings);
-        standings.retain(|log| log.members < log.rules.quorum && holds_something(&log.partition));
-        standings
+        let positions = |id: &PartitionId| Some(self.0.store.get(&id.topic, id.number as i32)?.positions());
+        let standings = self.0.quorum.look(Quorums::standings);
+        let with_positions = |log: LogStanding| positions(&log.partition).map(|positions| (log, positions));
+        standings.into_iter().filter_map(with_positions).collect()
     }
 
     /// Until our certificate ends; `None` without one.

@@ -54,10 +54,19 @@ metrics! {
     THROTTLED_SECONDS: Counter "metaq_broker_throttled_seconds" [] "Time of these pauses, summed up over the connections";
     SHORT_OF_QUORUM: Gauge "metaq_broker_short_of_quorum_partitions" []
         "Partitions whose ackQuorum asks for more members than are there now; their messages are refused, or downgraded";
-    REFUSED_PUTS: Counter "metaq_broker_quorum_refused_puts" [] "Messages refused for that; nothing of them was stored";
+    QUORUM_MEMBERS: Gauge "metaq_broker_quorum_members" ["topic"]
+        "On a master, members that count now, itself included, in that partition of the topic where they are fewest; partitions that hold nothing are left out";
+    QUORUM_REQUIRED: Gauge "metaq_broker_quorum_required_members" ["topic"]
+        "Members that the topic's ackQuorum asks for; absent for topics that ask for one";
+    UNCONFIRMED_BYTES: Gauge "metaq_broker_unconfirmed_bytes" ["topic"]
+        "Bytes stored here that the topic's ackQuorum has not confirmed; consumers do not see them";
+    REFUSED_PUTS: Counter "metaq_broker_quorum_refused_puts" []
+        "Messages refused for want of members; nothing of them was stored";
     UNCONFIRMED_PUTS: Counter "metaq_broker_unconfirmed_puts" []
-        "Messages stored here that ackQuorum did not confirm in time; their outcome is unknown to the producer";
+        "Messages stored here that ackQuorum did not confirm within ackTimeoutInMills; their outcome is unknown to the producer";
     DOWNGRADED_PUTS: Counter "metaq_broker_downgraded_puts" [] "Messages taken on without their quorum (ackQuorumDowngrade)";
+    BEYOND_END: Counter "metaq_broker_beyond_end_claims" []
+        "Gets of slaves that claimed to hold more than there is; they confirm nothing";
 
     BEGINS: Counter "metaq_txn_begins" [] "Local transactions begun, repeated requests too";
     XA_BEGINS: Counter "metaq_txn_xa_begins" [] "XA branches begun, repeated requests too";

@@ -1,4 +1,11 @@
 //! Before the first byte is copied: what becomes of each own log, from both sides' reigns.
+//!
+//! A member of a quorum may be ahead of its master's own disk (`metaq_store::Positions`). When that master loses power,
+//! starts again and begins its next reign at its own end, what the member has beyond was never acknowledged: an answer
+//! waits for the master's disk as well, and what that had kept the next reign begins with. So such a tail is set aside
+//! without asking anybody, if both sides bear it out: the reigns say that it was the master's own restart that ended the
+//! log here, and the slave was never told that more than this was acknowledged. A master whose files were put back from
+//! an older copy fails the second, and a successor that was promoted fails the first.
 
 use metaq_types::{Kinship, Lineage, Offset, PartitionId};
 
@@ -8,6 +15,9 @@ pub struct Ends {
     pub partition: PartitionId,
     pub own: Offset,
     pub theirs: Offset,
+    /// What the master last said to be acknowledged under a quorum; `None`: it asked for none, and then everything that
+    /// it gave away was on its disk.
+    pub acknowledged: Option<Offset>,
 }
 
 /// How the two pasts relate.
@@ -31,7 +41,8 @@ pub enum Verdict {
 }
 
 /// A node cuts what it wrote itself while it reigned, and as the last master it knows of whatever its log goes on with:
-/// its successor was promoted without that. What a slave was given by another it cuts only with `accept_divergence`.
+/// its successor was promoted without that. What a slave was given by another it cuts if that was never acknowledged, else
+/// only with `accept_divergence`.
 pub fn judge(own: &Lineage, theirs: &Lineage, node: &str, accept_divergence: bool, logs: &[Ends]) -> Past {
     let shared = match Kinship::of(own, theirs) {
         Kinship::Unknown => return Past::Unknown,
@@ -44,7 +55,10 @@ pub fn judge(own: &Lineage, theirs: &Lineage, node: &str, accept_divergence: boo
         if common >= log.own {
             return None;
         }
-        let cut = accept_divergence || reigned_last || shared.writer_of(&log.partition, common) == node;
+        let lost_before_its_answer =
+            log.acknowledged.is_some_and(|to| to <= common) && shared.ended_by_restart(&log.partition, common);
+        let wrote = reigned_last || shared.writer_of(&log.partition, common) == node;
+        let cut = accept_divergence || wrote || lost_before_its_answer;
         let verdict = if cut { Verdict::Cut { to: common } } else { Verdict::Hold { common } };
         Some((log.partition.clone(), verdict))
     };
@@ -56,8 +70,20 @@ mod tests {
     use super::*;
 
     fn judged(own: &str, theirs: &str, node: &str, accept: bool, ends: (u64, u64)) -> Past {
+        judged_knowing(own, theirs, node, accept, ends, None)
+    }
+
+    fn judged_knowing(
+        own: &str,
+        theirs: &str,
+        node: &str,
+        accept: bool,
+        ends: (u64, u64),
+        acknowledged: Option<u64>,
+    ) -> Past {
         let at = |offset| Offset::new(offset).unwrap();
-        let log = Ends { partition: "t-0".parse().unwrap(), own: at(ends.0), theirs: at(ends.1) };
+        let (own_end, their_end, acknowledged) = (at(ends.0), at(ends.1), acknowledged.map(at));
+        let log = Ends { partition: "t-0".parse().unwrap(), own: own_end, theirs: their_end, acknowledged };
         judge(&own.parse().unwrap(), &theirs.parse().unwrap(), node, accept, &[log])
     }
 
@@ -80,5 +106,24 @@ mod tests {
         assert_eq!(judged(heir, &next, "c", false, (90, 500)), held);
         assert_eq!(judged("", b, "c", false, (80, 500)), Past::Unknown);
         assert_eq!(judged("epoch 1 node x began 0\n", b, "c", false, (80, 500)), Past::Foreign);
+    }
+
+    #[test]
+    fn what_a_restarted_master_lost_before_its_answer_is_cut() {
+        let own = "epoch 1 node a began 0\n";
+        let restarted = "epoch 1 node a began 0\nepoch 2 node a began 0\nstart t-0 80\n";
+        let partition: PartitionId = "t-0".parse().unwrap();
+        let to = Offset::new(80).unwrap();
+        let cut = Past::Shared(vec![(partition.clone(), Verdict::Cut { to })]);
+        let held = Past::Shared(vec![(partition, Verdict::Hold { common: to })]);
+        let judged = |theirs: &str, acknowledged| judged_knowing(own, theirs, "c", false, (100, 500), acknowledged);
+        assert_eq!(judged(restarted, Some(80)), cut);
+        assert_eq!(judged(restarted, Some(40)), cut);
+        // Its files were put back from an older copy.
+        assert_eq!(judged(restarted, Some(90)), held);
+        // Without a quorum whatever was given away had been on the master's disk.
+        assert_eq!(judged(restarted, None), held);
+        let promoted = "epoch 1 node a began 0\nepoch 2 node b began 0\nstart t-0 80\n";
+        assert_eq!(judged(promoted, Some(40)), held);
     }
 }

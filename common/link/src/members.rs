@@ -39,6 +39,8 @@ pub enum Absence {
     OtherReign { epoch: Epoch, ours: Epoch },
     /// The members that count have not heard of it, and those that are gone cannot.
     Unknown,
+    /// It has let a put wait too long, and has asked for nothing meanwhile: it hangs, or is gone and nobody said so.
+    Silent,
     /// It has not been level since it connected, or has let a put wait too long.
     Behind,
 }
@@ -51,6 +53,7 @@ impl Absence {
             Absence::Gone => "gone",
             Absence::OtherReign { .. } => "other-reign",
             Absence::Unknown => "unknown",
+            Absence::Silent => "silent",
             Absence::Behind => "behind",
         }
     }
@@ -87,6 +90,7 @@ impl fmt::Display for Shortage {
             write!(f, "; slave {} ({}) ", member.id, member.address)?;
             match absence {
                 Absence::Gone => write!(f, "is gone since {seconds:.1} s")?,
+                Absence::Silent => write!(f, "is silent since {seconds:.1} s")?,
                 Absence::Behind => write!(f, "is behind since {seconds:.1} s")?,
                 Absence::Unknown => write!(
                     f,

@@ -5,8 +5,9 @@
 //! members are at least there. What was confirmed once stays confirmed, whoever leaves later.
 //!
 //! A slave counts for a partition while it is connected, lives in the master's own reign (so it has settled its past with
-//! it), is known to the others that count ([`crate::roll`]), and has been level with the master once since it connected. One that lets a put wait for the whole
-//! `ackTimeoutInMills` no longer counts until it is level again: so a member that hangs costs one such pause.
+//! it), is known to the others that count ([`crate::roll`]), and has been level with the master once since it connected.
+//! One that lets a put wait for the whole `ackTimeoutInMills` no longer counts until it is level again: so a member that
+//! hangs costs one such pause; and where it has asked for nothing meanwhile, one for all partitions together.
 //!
 //! Pure data; the broker keeps one [`Quorums`] behind a lock, passes the clock in, and does the [`Act`]s it gets back.
 
@@ -34,6 +35,8 @@ pub struct Quorums {
     roll: Roll,
     logs: HashMap<PartitionId, Log>,
     beyond_end: u64,
+    /// Somebody who was silent has asked for something since the last tick.
+    returned: bool,
 }
 
 #[derive(Debug)]
@@ -46,6 +49,10 @@ struct Slave {
     since: Instant,
     /// The others that count know of it.
     admitted: bool,
+    /// Its last get.
+    heard: Instant,
+    /// It let a put wait too long and has asked for nothing since before that: it counts nowhere until it does.
+    silent: bool,
 }
 
 #[derive(Debug)]
@@ -86,7 +93,8 @@ struct Mark {
 /// How far the master's own log goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ends {
-    pub durable: Offset,
+    /// What members may have; see `metaq_store::Positions`.
+    pub offered: Offset,
     pub written: Offset,
 }
 
@@ -128,7 +136,7 @@ pub struct LogStanding {
 impl Quorums {
     pub fn new(epoch: Epoch, now: Instant) -> Quorums {
         let (slaves, logs) = (BTreeMap::new(), HashMap::new());
-        Quorums { epoch, since: now, slaves, roll: Roll::of(epoch), logs, beyond_end: 0 }
+        Quorums { epoch, since: now, slaves, roll: Roll::of(epoch), logs, beyond_end: 0, returned: false }
     }
 
     /// The reign has begun: whoever counted before has to say that it lives in this one.
@@ -186,7 +194,10 @@ impl Quorums {
             epoch: Epoch(0),
             since: now,
             admitted: false,
+            heard: now,
+            silent: false,
         });
+        (slave.heard, slave.silent) = (now, false);
         address.clone_into(&mut slave.member.address);
         (slave.connections, slave.since, slave.epoch) = (slave.connections + 1, now, Epoch(0));
         for log in self.logs.values_mut() {
@@ -225,7 +236,8 @@ impl Quorums {
         self.settle_all()
     }
 
-    /// A slave asks for `offset` of a log that is durable up to `end` here: it holds everything before.
+    /// A slave asks for `offset` of a log that is offered up to `end` here: it holds everything before. That may be more
+    /// than the master's own disk holds; what is acknowledged and readable waits for both.
     ///
     /// Beyond the end it holds bytes that are not ours: then it confirms nothing, and does not count.
     pub fn on_get(
@@ -236,8 +248,11 @@ impl Quorums {
         end: Offset,
         now: Instant,
     ) -> Option<Act> {
+        let slave = self.slaves.get_mut(&id)?;
+        slave.heard = now;
+        // The next tick tells the other partitions.
+        self.returned |= std::mem::take(&mut slave.silent);
         let log = self.logs.get_mut(partition)?;
-        let _ = self.slaves.get(&id)?;
         let copy = log.copies.entry(id).or_insert(Copy { end: offset, in_sync: false, goal: None, since: now });
         if offset > end {
             self.beyond_end += 1;
@@ -265,16 +280,23 @@ impl Quorums {
         }
         let members = 1 + log.in_sync(&self.slaves, self.epoch).count() as u32;
         match (members >= log.rules.quorum, log.rules.downgrade) {
-            (true, _) => Ok(Admission::Full),
-            (false, true) => Ok(Admission::Downgraded(log.settle(&self.slaves, self.epoch))),
+            (true, _) if log.confirmed != Confirmed::Everything => Ok(Admission::Full),
+            // With the members there again it is the last one to be downgraded.
+            (true, _) | (false, true) => Ok(Admission::Downgraded(log.settle(&self.slaves, self.epoch))),
             (false, false) => Err(self.shortage(partition, members, now)),
         }
+    }
+
+    /// Whether a slave is connected, lives in this reign and is known to the others that count.
+    pub fn counts(&self, id: SlaveId) -> bool {
+        self.slaves.get(&id).is_some_and(|slave| slave.belongs(self.epoch))
     }
 
     /// Looks at the age of what waits; to be called every [`Quorums::tick_interval`]. `ends_of` tells how far the
     /// master's own logs go.
     pub fn tick(&mut self, now: Instant, ends_of: impl Fn(&PartitionId) -> Option<Ends>) -> Vec<(PartitionId, Act)> {
         let mut acts = Vec::new();
+        let mut waited_for = BTreeMap::new();
         for (partition, log) in &mut self.logs {
             let Confirmed::UpTo(confirmed) = log.confirmed else {
                 log.marks.clear();
@@ -282,8 +304,10 @@ impl Quorums {
             };
             let Some(ends) = ends_of(partition) else { continue };
             if let Some(late) = log.take_late(confirmed, now) {
-                for copy in log.copies.values_mut().filter(|copy| copy.in_sync && copy.end < late.durable) {
+                let Mark { at, ends: late } = late;
+                for (id, copy) in log.copies.iter_mut().filter(|(_, copy)| copy.in_sync && copy.end < late.offered) {
                     copy.fall_out(now);
+                    waited_for.insert(*id, at);
                 }
                 acts.extend(log.settle(&self.slaves, self.epoch).map(|act| (partition.clone(), act)));
                 if log.confirmed.offset().is_some_and(|confirmed| confirmed < late.written) {
@@ -293,7 +317,23 @@ impl Quorums {
             }
             log.mark(ends, now);
         }
+        if self.note_silence(&waited_for) {
+            acts.extend(self.settle_all());
+        }
         acts
+    }
+
+    /// Of those who let a put wait since then, whoever has asked for nothing at all meanwhile is not slow but hangs, or is
+    /// gone without a word, as over QUIC: each partition would find that out by a pause of its own. `true`: somebody has
+    /// come to count everywhere, or nowhere.
+    fn note_silence(&mut self, waited_for: &BTreeMap<SlaveId, Instant>) -> bool {
+        let mut changed = std::mem::take(&mut self.returned);
+        for (id, since) in waited_for {
+            if let Some(slave) = self.slaves.get_mut(id).filter(|slave| slave.heard <= *since) {
+                changed |= !std::mem::replace(&mut slave.silent, true);
+            }
+        }
+        changed
     }
 
     /// `None` while nothing is watched.
@@ -322,9 +362,10 @@ impl Quorums {
             Slave { connections: 0, .. } => Absence::Gone,
             Slave { epoch, .. } if *epoch != self.epoch => Absence::OtherReign { epoch: slave.epoch, ours: self.epoch },
             Slave { admitted: false, .. } => Absence::Unknown,
+            Slave { silent: true, .. } => Absence::Silent,
             _ => Absence::None,
         };
-        let since = |slave: &Slave| now.saturating_duration_since(slave.since);
+        let since = |slave: &Slave| now.saturating_duration_since(if slave.silent { slave.heard } else { slave.since });
         let all = self.slaves.values();
         all.map(|slave| (slave.member.clone(), MemberState { absence: state(slave), since: since(slave) })).collect()
     }
@@ -359,7 +400,8 @@ impl Quorums {
         let mut missing = self.slaves(now);
         missing.retain_mut(|(member, state)| {
             let copy = log.copies.get(&member.id);
-            if state.absence == Absence::None && copy.is_none_or(|copy| !copy.in_sync) {
+            let is_here = matches!(state.absence, Absence::None | Absence::Silent);
+            if is_here && copy.is_none_or(|copy| !copy.in_sync) {
                 let since = copy.map(|copy| now.saturating_duration_since(copy.since));
                 *state = MemberState { absence: Absence::Behind, since: since.unwrap_or(state.since) };
             }
@@ -372,6 +414,10 @@ impl Quorums {
 
 impl Slave {
     fn counts(&self, epoch: Epoch) -> bool {
+        self.belongs(epoch) && !self.silent
+    }
+
+    fn belongs(&self, epoch: Epoch) -> bool {
         self.connections > 0 && self.epoch == epoch && self.admitted
     }
 }
@@ -427,7 +473,7 @@ impl Log {
     }
 
     /// Forgets what is confirmed; answers what was written so long ago that it waits no longer.
-    fn take_late(&mut self, confirmed: Offset, now: Instant) -> Option<Ends> {
+    fn take_late(&mut self, confirmed: Offset, now: Instant) -> Option<Mark> {
         // A little before its time: whoever was appended right before the mark waits the whole time-out then.
         let patience = self.rules.timeout - 2 * self.rules.timeout / MARKS_PER_TIMEOUT;
         let mut late = None;
@@ -435,7 +481,7 @@ impl Log {
             .marks
             .pop_front_if(|mark| mark.ends.written <= confirmed || now.saturating_duration_since(mark.at) >= patience)
         {
-            late = Some(mark.ends).filter(|ends| ends.written > confirmed);
+            late = Some(mark).filter(|mark| mark.ends.written > confirmed);
         }
         late
     }

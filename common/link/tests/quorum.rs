@@ -84,7 +84,7 @@ impl Scene {
         let (mut acts, end) = (Vec::new(), self.end);
         while self.now < until {
             self.now += self.quorums.tick_interval().unwrap();
-            let ends = |_: &PartitionId| Some(Ends { durable: at(end), written: at(end) });
+            let ends = |_: &PartitionId| Some(Ends { offered: at(end), written: at(end) });
             acts.extend(self.quorums.tick(self.now, ends).into_iter().map(|(_, act)| act));
         }
         acts
@@ -267,6 +267,58 @@ fn a_member_that_hangs_costs_one_pause_and_then_does_not_count() {
     assert_eq!(scene.admit(), FULL);
 }
 
+/// A scene with a second partition, which everybody is level with.
+fn with_another(quorum: u32, downgrade: bool) -> (Scene, PartitionId) {
+    let (mut scene, other) = (Scene::new(quorum, downgrade), "other-0".parse().unwrap());
+    scene.quorums.watch(&other, AckRules { quorum, timeout: TIMEOUT, downgrade }, at(0));
+    scene.connect(0);
+    assert_eq!(scene.admit(), FULL);
+    assert_eq!(scene.quorums.admit(&other, true, scene.now), Ok(Admission::Full));
+    (scene, other)
+}
+
+/// Nobody says that a member over QUIC is gone: the first partition that waits for it finds out for all.
+#[test]
+fn a_member_that_says_nothing_costs_one_pause_for_all_partitions() {
+    let (mut scene, other) = with_another(2, false);
+    scene.end = 100;
+    assert_eq!(scene.pass(TIMEOUT), [Act::GiveUp(at(100))]);
+    let text = scene.quorums.admit(&other, false, scene.now).unwrap_err().to_string();
+    assert!(text.contains("slave 0 (h:1) is silent since 2.0 s"), "{text}");
+    assert!(scene.admit().unwrap_err().contains("slave 0 (h:1) is behind since"), "as it was told of before");
+    // With its first word it counts again where it is level.
+    assert_eq!(scene.get(0, 0), None);
+    assert_eq!(scene.quorums.admit(&other, false, scene.now), Ok(Admission::Full));
+    assert!(scene.admit().is_err());
+}
+
+/// One that asks for something else meanwhile is alive, and slow with one partition only.
+#[test]
+fn a_member_that_is_slow_with_one_partition_counts_in_others() {
+    let (mut scene, other) = with_another(2, false);
+    scene.end = 100;
+    scene.pass(TIMEOUT / 2);
+    assert_eq!(scene.quorums.on_get(slave(0), &other, at(0), at(0), scene.now), None);
+    assert_eq!(scene.pass(TIMEOUT / 2), [Act::GiveUp(at(100))]);
+    assert_eq!(scene.quorums.admit(&other, false, scene.now), Ok(Admission::Full));
+    assert!(scene.admit().is_err());
+}
+
+/// Where a downgrade is allowed the others are not asked for a silent member either, and are again when it is back.
+#[test]
+fn a_downgrade_for_a_silent_member_ends_in_all_partitions() {
+    let (mut scene, other) = with_another(2, true);
+    scene.end = 100;
+    scene.pass(TIMEOUT);
+    let of_other = |scene: &Scene| scene.quorums.confirmed().find(|(log, _)| **log == other).unwrap().1;
+    assert_eq!(of_other(&scene), None, "nobody is asked");
+    assert_eq!(scene.get(0, 100), Some(Act::Hold));
+    // Until the tick that tells it, a put asks for the members by itself, and is counted once more.
+    assert_eq!(scene.quorums.admit(&other, false, scene.now), Ok(Admission::Downgraded(Some(Act::Hold))));
+    scene.quorums.held(&other, at(0));
+    assert_eq!(scene.quorums.admit(&other, false, scene.now), Ok(Admission::Full));
+}
+
 #[test]
 fn with_others_enough_a_member_that_hangs_costs_nothing() {
     let mut scene = Scene::new(2, false);
@@ -317,7 +369,7 @@ fn a_slow_master_blames_no_slave() {
     let mut acts = Vec::new();
     for _ in 0..50 {
         scene.now += Duration::from_millis(50);
-        let ends = |_: &PartitionId| Some(Ends { durable: at(0), written: at(100) });
+        let ends = |_: &PartitionId| Some(Ends { offered: at(0), written: at(100) });
         acts.extend(scene.quorums.tick(scene.now, ends));
     }
     assert_eq!(acts, [(log(), Act::GiveUp(at(100)))]);

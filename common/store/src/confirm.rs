@@ -18,7 +18,7 @@ impl Partition {
     /// master knows what is confirmed, and for a master before its reign.
     pub fn limit(&self, to: Offset) {
         let before = self.cursors.publish_confirmed(to);
-        // Replicas read up to the durable end and have nothing to learn here.
+        // Replicas read further anyway and have nothing to learn here.
         if before < to {
             self.wake_consumers();
         }

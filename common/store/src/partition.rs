@@ -82,6 +82,8 @@ pub struct Partition {
     readers: Notify,
     /// Told when consumers may read further although nothing became durable.
     consumers: Notify,
+    /// Told when members may read further.
+    members: Notify,
     /// How many wait in [`Partition::readable_beyond`].
     pub(crate) waiting_readers: AtomicUsize,
     /// What the committer owes this partition; see [`Wants`].
@@ -130,6 +132,7 @@ impl Partition {
             closed: AtomicBool::new(false),
             readers: Notify::new(),
             consumers: Notify::new(),
+            members: Notify::new(),
             waiting_readers: AtomicUsize::new(0),
             wants: AtomicU8::new(0),
             interval_runs: AtomicBool::new(false),
@@ -193,7 +196,12 @@ impl Partition {
     /// Appends messages that have ids already in one contiguous run of one segment: all of them or none, and readers see
     /// all of them or none. The answer names the run's first byte and its length.
     pub fn append_batch(self: &Arc<Self>, records: Vec<BatchRecord>, ack: Ack) {
-        let batch = NewBatch { records, ack };
+        self.append_entries(records, false, ack);
+    }
+
+    /// The same, `synced` as in [`Partition::append_entry`].
+    pub fn append_entries(self: &Arc<Self>, records: Vec<BatchRecord>, synced: bool, ack: Ack) {
+        let batch = NewBatch { records, ack, synced };
         let bytes = batch.bytes();
         if bytes > u64::from(RUN_BYTES_MAX) {
             let refusal = Refusal::TooLarge { bytes: bytes as usize, limit_bytes: RUN_BYTES_MAX };
@@ -243,11 +251,25 @@ impl Partition {
         self.cursors.snapshot()
     }
 
+    /// The end that `reader` may read up to. After a failed sync nobody knows what of it the file will hold.
+    pub fn end_for(&self, reader: Reader) -> Offset {
+        match reader {
+            Reader::Member if self.poison.get().is_some() => self.cursors.durable(),
+            _ => self.cursors.end_for(reader),
+        }
+    }
+
+    /// Whether a sync would show `reader` more than it sees, if there are bytes behind that.
+    fn waits_for_sync(&self, reader: Reader) -> bool {
+        let synced = if reader == Reader::Member { self.cursors.offered() } else { self.cursors.durable() };
+        self.cursors.written() > synced
+    }
+
     /// What `reader` gets who asks for at most `bytes_max` from `offset` on. Never crosses a segment, ends on a record
     /// boundary and holds at least one whole record, even when that is longer than `bytes_max`. Usually reads nothing.
     pub fn slice(&self, offset: i64, bytes_max: u32, reader: Reader) -> SliceAt {
         // First the end, then the list: a list loaded later has every segment up to that end.
-        let end = self.cursors.end_for(reader);
+        let end = self.end_for(reader);
         let segments = self.segments.load();
         // Retention moves `kept` before the list, so `kept` may be ahead of this list, never behind it.
         let oldest = self.cursors.kept();
@@ -255,13 +277,15 @@ impl Partition {
             Some(offset) if offset >= oldest => offset,
             _ => return SliceAt::Trimmed { oldest },
         };
-        // Durable and not confirmed: the reader has been there under another master, and waits until it is again.
-        let hidden = offset > end && offset <= self.cursors.durable();
+        // Durable and not confirmed: the reader has been there under another master, and waits until it is again. A node
+        // may have read ahead as a member, and now no longer may.
+        let known = if reader == Reader::Consumer { self.cursors.durable() } else { self.cursors.offered() };
+        let hidden = offset > end && offset <= known;
         if offset > end && !hidden {
             return SliceAt::Beyond { end };
         }
         if offset == end || hidden {
-            return SliceAt::AtEnd { unsynced: self.cursors.written() > self.cursors.durable() };
+            return SliceAt::AtEnd { unsynced: self.waits_for_sync(reader) };
         }
         let (segment, segment_end) = find(&segments, offset, end);
         if offset >= segment_end {
@@ -313,12 +337,18 @@ impl Partition {
             moved.as_mut().enable();
             let mut confirmed = std::pin::pin!(self.consumers.notified());
             confirmed.as_mut().enable();
-            if self.cursors.end_for(reader) > offset || self.closed.load(Ordering::SeqCst) {
+            let mut offered = std::pin::pin!(self.members.notified());
+            offered.as_mut().enable();
+            if self.end_for(reader) > offset || self.closed.load(Ordering::SeqCst) {
                 return;
             }
-            self.request_sync();
+            if self.waits_for_sync(reader) {
+                self.request_sync();
+            }
             match reader {
                 Reader::Replica => moved.await,
+                // Not with every sync: what it makes durable was offered before.
+                Reader::Member => offered.await,
                 Reader::Consumer => tokio::select! {
                     () = moved => {}
                     () = confirmed => {}
@@ -412,6 +442,10 @@ impl Partition {
         self.readers.notify_waiters();
     }
 
+    pub(crate) fn wake_members(&self) {
+        self.members.notify_waiters();
+    }
+
     pub(crate) fn wake_consumers(&self) {
         self.consumers.notify_waiters();
     }
@@ -421,6 +455,7 @@ impl Partition {
         self.queue.close();
         self.closed.store(true, Ordering::SeqCst);
         self.readers.notify_waiters();
+        self.members.notify_waiters();
         // A run of retention ends with its step.
         drop(self.retired.lock());
     }

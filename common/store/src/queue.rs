@@ -31,6 +31,8 @@ pub struct BatchRecord {
 pub(crate) struct NewBatch {
     pub(crate) records: Vec<BatchRecord>,
     pub(crate) ack: Ack,
+    /// As of a record.
+    pub(crate) synced: bool,
 }
 
 /// A replica's range of whole records.

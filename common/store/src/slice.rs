@@ -69,7 +69,7 @@ impl Slice {
         self.segment
     }
 
-    /// How far this reader could see when the slice was taken: for a replica the durable end.
+    /// How far this reader could see when the slice was taken.
     pub fn end(&self) -> Offset {
         self.end
     }

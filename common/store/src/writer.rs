@@ -207,7 +207,7 @@ impl Partition {
 
     /// All in one segment, which a batch may exceed as a record may, and published together: no reader ever sees a part.
     fn write_batch(self: &Arc<Self>, writer: &mut Writer, batch: NewBatch, full: bool, hand: Hand) {
-        let NewBatch { records, ack } = batch;
+        let NewBatch { records, ack, synced } = batch;
         self.unqueue(records.iter().map(|record| record.body.len()).sum());
         let bytes = records.iter().map(|record| u64::from(record.bytes())).sum::<u64>();
         let written = (|| {
@@ -230,7 +230,7 @@ impl Partition {
         }
         let id = records.last().expect("an empty batch was refused").id;
         let appended = Appended { id, partition: self.id.number, offset: writer.end, bytes: bytes as u32 };
-        let answer = Answer { appended, ack, synced: false };
+        let answer = Answer { appended, ack, synced };
         self.publish(writer, std::iter::once(answer), records.len() as u64, hand);
     }
 
@@ -361,6 +361,10 @@ impl Partition {
         }
         if !now_safe {
             writer.promised = writer.end;
+            // Before our own sync, so that both run at once.
+            if self.cursors.offer(start, writer.end) {
+                self.wake_members();
+            }
             if hand == Hand::Appender {
                 self.want(Wants::Commit);
             }
@@ -415,8 +419,8 @@ impl Partition {
     /// The write-ahead log holds the bytes up to `to`, durably.
     pub(crate) fn in_wal(self: &Arc<Self>, to: Offset) {
         self.syncs.fetch_add(1, Ordering::Relaxed);
-        self.cursors.publish_durable(to);
-        self.answer_durable();
+        let members_gain = self.cursors.publish_durable(to);
+        self.tell_durable(members_gain);
     }
 
     /// Makes the bytes up to `end` durable in their file, which were written through `file`, and tells whoever waits for
@@ -439,13 +443,16 @@ impl Partition {
             }
             self.shared.metrics.count_sync(cause, started.elapsed());
             self.syncs.fetch_add(1, Ordering::Relaxed);
-            self.cursors.publish_settled(end);
+            let members_gain = self.cursors.publish_settled(end);
+            self.tell_durable(members_gain);
         }
-        self.answer_durable();
         true
     }
 
-    fn answer_durable(self: &Arc<Self>) {
+    fn tell_durable(self: &Arc<Self>, members_gain: bool) {
+        if members_gain {
+            self.wake_members();
+        }
         if !self.shared.releases.hand_over(self) {
             self.release();
         }

@@ -34,6 +34,15 @@ impl Checkpoints {
         Checkpoints { marks: VecDeque::new(), applied: HashMap::new(), last_at: Instant::now(), last_end }
     }
 
+    /// Takes a mark. `end`: where the journal ended before `oldest`, the first place that a live transaction needs, was
+    /// looked up; whatever has come since is behind it.
+    fn mark(&mut self, end: Offset, oldest: Option<Offset>) {
+        let low = oldest.map_or(end, |oldest| oldest.min(end));
+        let applied = std::mem::take(&mut self.applied);
+        self.marks.push_back(Mark { low, applied });
+        (self.last_at, self.last_end) = (Instant::now(), end);
+    }
+
     pub(crate) fn note_applied(&mut self, parts: &[Part]) {
         for Part { partition, at, size } in parts {
             let end = *at + u64::from(*size);
@@ -57,13 +66,7 @@ impl Inner {
         if due {
             self.tell_again(self.old_and_live(end)).await;
             let oldest = self.table.lock().oldest();
-            if let Ok(oldest) = oldest {
-                let mut checkpoints = self.checkpoints.lock();
-                let low = oldest.unwrap_or(end).min(end);
-                let applied = std::mem::take(&mut checkpoints.applied);
-                checkpoints.marks.push_back(Mark { low, applied });
-                (checkpoints.last_at, checkpoints.last_end) = (Instant::now(), end);
-            }
+            self.checkpoints.lock().mark(end, oldest);
         }
         self.cut().await;
     }
@@ -73,7 +76,7 @@ impl Inner {
         let table = self.table.lock();
         let is_old = |first: Offset| end.bytes_since(first) >= self.settings.checkpoint_bytes;
         let stays = |state: &State| matches!(state, State::Prepared | State::Ended(_));
-        let old = table.all().filter(|(_, t)| stays(&t.state) && t.first_entry().is_some_and(is_old));
+        let old = table.all().filter(|(_, t)| stays(&t.state) && t.first.is_some_and(is_old));
         old.map(|(number, _)| number).collect()
     }
 
@@ -97,7 +100,7 @@ impl Inner {
         let (key, messages) = {
             let mut table = self.table.lock();
             let transaction = table.get(number).ok_or("it is gone")?;
-            (transaction.key.to_string(), transaction.messages.clone())
+            (transaction.key.clone(), transaction.messages.clone())
         };
         let outcome = if let State::Ended(outcome) = state { Some(*outcome) } else { None };
         let mut records = vec![self.entry_record(encode(number, &key, &What::Again { outcome }))?];
@@ -176,3 +179,6 @@ impl Inner {
         durable
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,16 +1,18 @@
 use crate::checkpoint::Checkpoints;
-use crate::entry::{Number, What, encode};
+use crate::commit::Commits;
+use crate::entry::Number;
+use crate::held::{Held, NewMessage, placed};
 use crate::recovery::{self, Recovered};
 use crate::reply::{Done, PutDone, Refused};
-use crate::table::{Claim, Command, Line, Message, SessionId, State, Table, Work};
-use bytes::Bytes;
+use crate::table::{Claim, Command, HeldMax, Line, SessionId, State, Table, Taken, Work};
 use metaq_store::{Ack, AckSink, AppendError, Appended, Health, Partition, RulesFor, Store};
-use metaq_types::limits::{JOURNAL_BYTES_MAX, RECORD_HEADER_BYTES};
-use metaq_types::{Offset, PartitionId};
+use metaq_types::limits::{JOURNAL_BYTES_MAX, TRANSACTIONS_HELD_BYTES_MAX};
+use metaq_types::{MessageId, Offset, PartitionId};
 use metaq_wire::TransactionKey;
 use parking_lot::Mutex;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use tokio::runtime::Handle;
 use tokio_util::sync::CancellationToken;
@@ -27,6 +29,8 @@ pub struct Settings {
     /// What asks for a longer timeout gets this.
     pub timeout_max: Duration,
     pub timers_max: u32,
+    /// Bytes of messages that a transaction keeps in memory before they go into the journal.
+    pub held_bytes_max: u32,
     pub checkpoints_max: u32,
     pub checkpoint_interval: Duration,
     /// A checkpoint is due as well when the journal has grown by so much.
@@ -55,7 +59,7 @@ pub enum OpenError {
 
 /// All transactions of a master. Dropping it abandons what is in motion, as a crash would.
 pub struct Coordinator {
-    inner: Arc<Inner>,
+    pub(crate) inner: Arc<Inner>,
 }
 
 pub(crate) struct Inner {
@@ -64,7 +68,10 @@ pub(crate) struct Inner {
     pub(crate) settings: Settings,
     rules: RulesFor,
     pub(crate) table: Mutex<Table>,
+    pub(crate) commits: Mutex<Commits>,
     pub(crate) checkpoints: Mutex<Checkpoints>,
+    /// The journal had no room for what came last.
+    pub(crate) disk_full: AtomicBool,
     runtime: Handle,
     stop: CancellationToken,
     tasks: TaskTracker,
@@ -84,6 +91,8 @@ impl Coordinator {
             settings,
             rules,
             table: Mutex::new(table),
+            commits: Mutex::default(),
+            disk_full: AtomicBool::new(false),
             runtime: Handle::current(),
             stop: CancellationToken::new(),
             tasks: TaskTracker::new(),
@@ -103,39 +112,29 @@ impl Coordinator {
         self.inner.table.lock().begin(session, key, timeout, timers_max, Instant::now())
     }
 
-    /// Whether a message may be put into a transaction now.
-    pub fn check(&self, session: SessionId, key: &TransactionKey) -> Result<(), Refused> {
-        self.inner.table.lock().check(session, key)
+    /// The transaction a message may be put into now.
+    pub fn opened(&self, session: SessionId, key: &TransactionKey) -> Result<Opened, Refused> {
+        self.inner.table.lock().open(session, key).map(Opened)
     }
 
-    /// Puts a checked message into a transaction. `done` is called once it is in the journal, usually before this
-    /// returns.
+    /// Puts a checked message into a transaction; the answer is its id. A message waits in memory where there is room,
+    /// else it goes into the journal: then the answer is given to what `later` makes, usually before this returns.
     pub fn put(
         &self,
-        session: SessionId,
+        Opened(number): Opened,
         key: &TransactionKey,
         partition: &PartitionId,
-        flag: i32,
-        body: Bytes,
-        done: PutDone,
-    ) {
-        let record_bytes = u64::from(RECORD_HEADER_BYTES) + body.len() as u64;
-        if self.inner.journal.bytes() > JOURNAL_BYTES_MAX {
-            let text = format!(
-                "not stored: the transaction journal has more than {JOURNAL_BYTES_MAX} bytes, which an old transaction \
-                 keeps it from shedding; see 'metaq txn list'"
-            );
-            return done(Err(Refused::plain(text)));
+        message: NewMessage,
+        later: impl FnOnce() -> PutDone,
+    ) -> Option<Result<MessageId, Refused>> {
+        match self.inner.take(number, key, partition, message) {
+            Ok((id, Taken::Held)) => Some(Ok(id)),
+            Ok((id, Taken::Run(run))) => {
+                self.inner.write_run(number, run, id, later());
+                None
+            }
+            Err(refused) => Some(Err(refused)),
         }
-        let claimed = self.inner.table.lock().put(session, key, partition, record_bytes);
-        let (number, target) = match claimed {
-            Ok(claimed) => claimed,
-            Err(refused) => return done(Err(refused)),
-        };
-        let what = What::Put { partition: partition.clone(), flag, body };
-        let entry = encode(number, &key.to_string(), &what);
-        let waiting = WaitingPut { inner: Arc::clone(&self.inner), number, target, done: Mutex::new(Some(done)) };
-        self.inner.journal.append_entry(entry, false, Ack::new(Arc::new(waiting), 0));
     }
 
     /// Carries out a command that may end the transaction. What it changes is claimed before this returns, so that a
@@ -152,19 +151,18 @@ impl Coordinator {
         let claim = self.inner.table.lock().claim(command, session, key);
         match claim {
             Claim::Answer(reply) => done(reply),
+            Claim::Go(number, Work::Commit { by_operator }) if self.inner.is_settled(number) => {
+                self.inner.submit(number, key.clone(), by_operator, shortage, done);
+            }
             Claim::Go(number, work) => {
                 let (inner, key) = (Arc::clone(&self.inner), key.clone());
-                self.spawn(async move { done(inner.carry_out(number, &key, work, shortage).await) });
+                self.inner.spawn(async move { done(inner.carry_out(number, &key, work, shortage).await) });
             }
             Claim::Wait(turn) => {
                 let (inner, key) = (Arc::clone(&self.inner), key.clone());
-                self.spawn(async move { done(inner.in_turn(turn, command, session, &key, shortage).await) });
+                self.inner.spawn(async move { done(inner.in_turn(turn, command, session, &key, shortage).await) });
             }
         }
-    }
-
-    fn spawn(&self, work: impl Future<Output = ()> + Send + 'static) {
-        self.inner.tasks.spawn_on(work, &self.inner.runtime);
     }
 
     /// The keys of all prepared branches and of those the operator ended; with a qualifier only those that bear it.
@@ -210,6 +208,8 @@ impl Coordinator {
         if tokio::time::timeout(patience, self.inner.tasks.wait()).await.is_err() {
             tracing::warn!("transactions were still in motion at the stop; the next start finishes them");
         }
+        // A store that is poisoned or full answers at once as well.
+        self.inner.write_notes().await;
     }
 }
 
@@ -220,6 +220,49 @@ impl Drop for Coordinator {
 }
 
 impl Inner {
+    pub(crate) fn spawn(&self, work: impl Future<Output = ()> + Send + 'static) {
+        self.tasks.spawn_on(work, &self.runtime);
+    }
+
+    fn is_settled(&self, number: Number) -> bool {
+        self.table.lock().unsettled(number).is_none()
+    }
+
+    fn take(
+        &self,
+        number: Number,
+        key: &TransactionKey,
+        partition: &PartitionId,
+        message: NewMessage,
+    ) -> Result<(MessageId, Taken), Refused> {
+        if self.journal.bytes() > JOURNAL_BYTES_MAX {
+            let text = format!(
+                "not stored: the transaction journal has more than {JOURNAL_BYTES_MAX} bytes, which an old transaction \
+                 keeps it from shedding; see 'metaq txn list'"
+            );
+            return Err(Refused::plain(text));
+        }
+        let not_stored = |reason: &dyn std::fmt::Display| Refused::plain(format!("not stored: {reason}"));
+        if let Health::Poisoned(reason) = self.journal.health() {
+            return Err(not_stored(&reason));
+        }
+        let id = self.next_id().map_err(|refusal| not_stored(&refusal))?;
+        let held = Held::new(number, key, id, partition, message);
+        // What finds a full disk is to be refused now, not at its commit.
+        let full = self.disk_full.load(Ordering::Relaxed);
+        let of_one = if full { 0 } else { self.settings.held_bytes_max.into() };
+        let held_max = HeldMax { of_one, of_all: TRANSACTIONS_HELD_BYTES_MAX };
+        let mut table = self.table.lock();
+        let taken = table.put(number, key, partition, held, held_max, self.journal.positions().written)?;
+        Ok((id, taken))
+    }
+
+    fn write_run(self: &Arc<Self>, number: Number, run: Vec<Held>, id: MessageId, done: PutDone) {
+        let records = run.iter().map(Held::record).collect();
+        let waiting = WaitingRun { inner: Arc::clone(self), number, id, left: Mutex::new(Some((run, done))) };
+        self.journal.append_batch(records, Ack::new(Arc::new(waiting), 0));
+    }
+
     /// Waits for whoever is at it, then tries the command again.
     async fn in_turn(
         self: &Arc<Self>,
@@ -244,6 +287,9 @@ impl Inner {
     /// Rolls back an open transaction whose time or whose connection is over; others are left alone.
     fn roll_back_unasked(self: &Arc<Self>, number: Number) {
         let mut table = self.table.lock();
+        if table.end_unwritten(number) {
+            return;
+        }
         let Some(key) = table.get(number).map(|transaction| transaction.key.clone()) else { return };
         if table.claim_own(number, |state| *state == State::Open) {
             drop(table);
@@ -267,27 +313,38 @@ pub(crate) fn partition_of(store: &Store, rules: &RulesFor, id: &PartitionId) ->
     }
 }
 
-/// A put on its way into the journal.
-struct WaitingPut {
+/// A transaction that took messages a moment ago.
+pub struct Opened(Number);
+
+/// Messages on their way into the journal. The last of them waits for its answer.
+struct WaitingRun {
     inner: Arc<Inner>,
     number: Number,
-    target: u32,
-    done: Mutex<Option<PutDone>>,
+    /// Of the last.
+    id: MessageId,
+    left: Mutex<Option<(Vec<Held>, PutDone)>>,
 }
 
-impl AckSink for WaitingPut {
+impl AckSink for WaitingRun {
     fn acked(&self, _ticket: u64, outcome: Result<Appended, AppendError>) {
-        let message = outcome.as_ref().ok().map(|appended| Message {
-            at: appended.offset,
-            bytes: appended.bytes,
-            target: self.target,
-        });
-        self.inner.table.lock().put_done(self.number, message);
-        let Some(done) = self.done.lock().take() else { return };
-        done(outcome.map(|appended| appended.id).map_err(|error| match error {
-            AppendError::Refused(refusal) => Refused::plain(format!("not stored: {refusal}")),
-            other => Refused::plain(other.to_string()),
-        }));
+        let Some((run, done)) = self.left.lock().take() else { return };
+        self.inner.note_disk(&outcome);
+        let mut table = self.inner.table.lock();
+        let reply = match outcome {
+            Ok(appended) => {
+                table.run_done(self.number, placed(&run, appended.offset));
+                Ok(self.id)
+            }
+            Err(error) => {
+                table.run_failed(self.number, run);
+                Err(match error {
+                    AppendError::Refused(refusal) => Refused::plain(format!("not stored: {refusal}")),
+                    other => Refused::plain(other.to_string()),
+                })
+            }
+        };
+        drop(table);
+        done(reply);
     }
 }
 
@@ -304,6 +361,7 @@ async fn tick(inner: Arc<Inner>) {
         for number in expired {
             inner.roll_back_unasked(number);
         }
+        inner.write_notes().await;
         beats = beats.wrapping_add(1);
         if beats.is_multiple_of(4) {
             inner.finish_decided().await;

@@ -2,6 +2,7 @@
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 use metaq_types::{Offset, PartitionId, TopicName};
+use std::fmt::{Display, Write};
 
 /// The first byte of every entry. A reader that meets another number passes the entry over and says so.
 const FORM: u8 = 1;
@@ -82,13 +83,13 @@ impl What {
 }
 
 /// `FORM tag number key`, then what the tag says; integers big-endian, texts with a 16-bit length in front.
-pub(crate) fn encode(number: Number, key: &str, what: &What) -> Bytes {
+pub(crate) fn encode(number: Number, key: &impl Display, what: &What) -> Bytes {
     let body_bytes = if let What::Put { body, .. } = what { body.len() } else { 0 };
-    let mut out = BytesMut::with_capacity(64 + key.len() + body_bytes);
+    let mut out = BytesMut::with_capacity(128 + body_bytes);
     out.put_u8(FORM);
     out.put_u8(what.tag());
     out.put_u64(number);
-    text(&mut out, key);
+    shown(&mut out, key);
     match what {
         What::Put { partition, flag, body } => {
             put_partition(&mut out, partition);
@@ -108,8 +109,21 @@ pub(crate) fn encode(number: Number, key: &str, what: &What) -> Bytes {
 }
 
 fn text(out: &mut BytesMut, text: &str) {
-    out.put_u16(u16::try_from(text.len()).expect("keys and topics are bounded by the header line"));
+    out.put_u16(length_16(text.len()));
     out.put_slice(text.as_bytes());
+}
+
+/// As [`text`], without a string in between.
+fn shown(out: &mut BytesMut, text: &impl Display) {
+    let place = out.len();
+    out.put_u16(0);
+    write!(out, "{text}").expect("memory takes all that is written");
+    let length = length_16(out.len() - place - 2);
+    out[place..place + 2].copy_from_slice(&length.to_be_bytes());
+}
+
+fn length_16(length: usize) -> u16 {
+    u16::try_from(length).expect("keys and topics are bounded by the header line")
 }
 
 fn put_partition(out: &mut BytesMut, partition: &PartitionId) {
@@ -231,7 +245,7 @@ mod tests {
     #[test]
     fn entries_are_read_as_they_were_written() {
         for what in all() {
-            let bytes = encode(9, "XID:1:aa:bb:q", &what);
+            let bytes = encode(9, &"XID:1:aa:bb:q", &what);
             let entry = decode(&bytes).unwrap();
             assert_eq!(entry, Entry { number: 9, key: "XID:1:aa:bb:q".to_owned(), what: what.clone() });
             let least = if matches!(what, What::Put { .. }) { bytes.len() - 5 } else { bytes.len() };
@@ -243,7 +257,7 @@ mod tests {
 
     #[test]
     fn another_form_and_a_wild_count_are_refused() {
-        let mut bytes = encode(9, "k", &What::Prepare).to_vec();
+        let mut bytes = encode(9, &"k", &What::Prepare).to_vec();
         bytes[0] = 2;
         assert!(decode(&bytes).is_err());
         bytes[0] = FORM;

@@ -3,7 +3,7 @@
 use crate::coordinator::{OpenError, Settings, partition_of};
 use crate::entry::{Number, Part, What, encode};
 use crate::original;
-use crate::replay::{History, Logged, Past, replay};
+use crate::replay::{Decision, History, Logged, Past, replay};
 use crate::table::{State, Table};
 use crate::work::{ack, read_message};
 use metaq_store::{AppendError, Appended, BatchRecord, Partition, RulesFor, Store};
@@ -55,6 +55,14 @@ pub(crate) fn recover(
     Ok((table, recovered))
 }
 
+/// Which batches are completed.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Which {
+    /// Those of which a part is there.
+    Torn,
+    All,
+}
+
 struct Recovery<'a> {
     store: &'a Store,
     journal: &'a Arc<Partition>,
@@ -66,6 +74,7 @@ struct Recovery<'a> {
 impl Recovery<'_> {
     fn run(&mut self, history: History) -> Result<(), OpenError> {
         let now = Instant::now();
+        let mut committed = Vec::new();
         for (number, past) in history.transactions {
             let key = match TransactionKey::parse(&Text::from(past.key.as_str())) {
                 Ok(Some(key)) => key,
@@ -74,12 +83,12 @@ impl Recovery<'_> {
                     continue;
                 }
             };
-            if let Some((by_operator, parts)) = &past.commit {
-                self.finish(number, &key, &past, *by_operator, parts)?;
+            if let Some(decision) = past.commit.clone() {
+                committed.push((number, key, past, decision));
             } else if let Some(outcome) = past.ended {
-                self.table.restore(number, &key, State::Ended(outcome), now).end_at(outcome, past.first);
+                self.table.restore(number, &key, State::Ended(outcome), past.first, now).outcome = Some(outcome);
             } else if past.prepared {
-                let transaction = self.table.restore(number, &key, State::Prepared, now);
+                let transaction = self.table.restore(number, &key, State::Prepared, past.first, now);
                 add_messages(transaction, &past.messages);
             } else if past.applied.is_empty() {
                 self.enter(number, &past.key, &What::Rollback { by_operator: false })?;
@@ -87,7 +96,27 @@ impl Recovery<'_> {
             }
             // Else it was committed, and all but the end of its entries was cut off the journal.
         }
+        for (_, key, past, decision) in &committed {
+            self.complete_torn(key, past, decision);
+        }
+        // In the order they were decided, as they would have been stored.
+        committed.sort_unstable_by_key(|(.., decision)| decision.at);
+        for (number, key, past, decision) in &committed {
+            self.finish(*number, key, past, decision)?;
+        }
         Ok(())
+    }
+
+    /// Completes batches whose write was cut short, while nothing stands behind them yet. What cannot be done now is
+    /// told by [`Recovery::finish`].
+    fn complete_torn(&mut self, key: &TransactionKey, past: &Past, decision: &Decision) {
+        for part in &decision.parts {
+            let messages = past.messages_for(part);
+            let applied = past.applied_to(part);
+            if let Ok(Some(appended)) = self.finish_part(part, applied, &messages, Which::Torn) {
+                self.recovered.completed.push(format!("'{key}' in {} at {}", part.partition, appended.at));
+            }
+        }
     }
 
     /// Sees to it that every batch of a decision is in its partition, once and whole.
@@ -96,13 +125,12 @@ impl Recovery<'_> {
         number: Number,
         key: &TransactionKey,
         past: &Past,
-        by_operator: bool,
-        parts: &[Part],
+        decision: &Decision,
     ) -> Result<(), OpenError> {
+        let Decision { at, by_operator, parts } = decision;
         let (mut stored, mut left) = (Vec::new(), Vec::new());
         for part in parts {
-            let messages: Vec<&Logged> = past.messages.iter().filter(|m| m.partition == part.partition).collect();
-            let applied = past.applied.iter().find(|applied| applied.partition == part.partition);
+            let (messages, applied) = (past.messages_for(part), past.applied_to(part));
             if messages.len() < part.size as usize {
                 // The front of the journal is cut when what it told is safe; the end of it may remain.
                 if applied.is_some_and(|applied| self.reaches(applied)) {
@@ -111,7 +139,7 @@ impl Recovery<'_> {
                 let lost = part.size as usize - messages.len();
                 self.recovered.trouble.push(format!("{lost} messages of '{key}' for {} are lost", part.partition));
             }
-            match self.finish_part(part, applied, &messages) {
+            match self.finish_part(part, applied, &messages, Which::All) {
                 Ok(None) => {}
                 Ok(Some(appended)) => {
                     self.recovered.completed.push(format!("'{key}' in {} at {}", part.partition, appended.at));
@@ -128,22 +156,19 @@ impl Recovery<'_> {
         if !stored.is_empty() {
             self.enter(number, &past.key, &What::Applied { parts: stored })?;
         }
-        let state = match (left.is_empty(), by_operator) {
+        // Not confirmed by those who have to hold it, it was not answered as done: who asks again must not be told that it
+        // is unknown, and so forgotten, before they do.
+        let confirmed = self.journal.confirmed() > *at || matches!(key, TransactionKey::Local { .. });
+        let by_operator = *by_operator;
+        let state = match (left.is_empty() && confirmed, by_operator) {
             (true, false) => return Ok(()),
             (true, true) => State::Ended(crate::entry::Outcome::Committed),
-            // Its own place is somewhere before.
-            (false, _) => State::Decided { at: self.end(), parts: parts.to_vec(), left, by_operator },
+            (false, _) => State::Decided { at: *at, parts: parts.clone(), left, by_operator },
         };
-        let transaction = self.table.restore(number, key, state, Instant::now());
-        transaction.end_at(crate::entry::Outcome::Committed, past.first);
+        let transaction = self.table.restore(number, key, state, past.first, Instant::now());
+        transaction.outcome = Some(crate::entry::Outcome::Committed);
         add_messages(transaction, &past.messages);
         Ok(())
-    }
-
-    /// The last byte of the journal.
-    fn end(&self) -> Offset {
-        let written = self.journal.positions().written;
-        Offset::new(written.get().saturating_sub(1)).unwrap_or(written)
     }
 
     /// Whether a partition has all of the place where a batch was stored.
@@ -154,7 +179,13 @@ impl Recovery<'_> {
     }
 
     /// `None` when the batch was there.
-    fn finish_part(&self, part: &Part, applied: Option<&Part>, messages: &[&Logged]) -> Result<Option<Part>, String> {
+    fn finish_part(
+        &self,
+        part: &Part,
+        applied: Option<&Part>,
+        messages: &[&Logged],
+        which: Which,
+    ) -> Result<Option<Part>, String> {
         let Some(first) = messages.first() else { return Ok(None) };
         let partition = partition_of(self.store, self.rules, &part.partition)?;
         if applied.is_some_and(|applied| is_there(&partition, applied, first)) {
@@ -162,6 +193,9 @@ impl Recovery<'_> {
         }
         let ids: Vec<_> = messages.iter().map(|message| message.id).collect();
         let missing = missing(&partition, part.at, &ids).map_err(|error| error.to_string())?;
+        if which == Which::Torn && missing.len() == messages.len() {
+            return Ok(None);
+        }
         let records: Result<Vec<BatchRecord>, String> = messages
             .iter()
             .filter(|message| missing.contains(&message.id))
@@ -191,7 +225,7 @@ impl Recovery<'_> {
 
     fn enter(&self, number: Number, key: &str, what: &What) -> Result<(), OpenError> {
         let (ack, outcome) = ack();
-        self.journal.append_entry(encode(number, key, what), false, ack);
+        self.journal.append_entry(encode(number, &key, what), false, ack);
         outcome.wait().map(drop).map_err(|error: AppendError| OpenError::Append(error))
     }
 }

@@ -22,12 +22,19 @@ pub(crate) struct Past {
     pub(crate) first: Offset,
     pub(crate) messages: Vec<Logged>,
     pub(crate) prepared: bool,
-    /// The decision to commit, and whether the operator made it.
-    pub(crate) commit: Option<(bool, Vec<Part>)>,
+    /// The decision to commit.
+    pub(crate) commit: Option<Decision>,
     /// Where batches are that were stored.
     pub(crate) applied: Vec<Part>,
     /// Ended by the operator and not forgotten.
     pub(crate) ended: Option<Outcome>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Decision {
+    pub(crate) at: Offset,
+    pub(crate) by_operator: bool,
+    pub(crate) parts: Vec<Part>,
 }
 
 #[derive(Debug, Default)]
@@ -40,9 +47,12 @@ pub(crate) struct History {
 }
 
 /// Reads the whole journal. What is damaged costs what it held, never what follows.
+///
+/// A gap is where a slave stepped over what its master had cut. The master cut nothing that is live, so all of that is
+/// told behind the gap; what stands before it may have been decided in the gap.
 pub(crate) fn replay(journal: &Partition) -> io::Result<History> {
     let mut history = History::default();
-    let from = journal.positions().kept;
+    let from = journal.gaps().last().map_or(journal.positions().kept, |(_, to)| *to);
     let mut strange = Vec::new();
     let damage = journal.walk(from, |at, header, body| {
         match decode(body) {
@@ -65,7 +75,7 @@ impl History {
         match what {
             What::Put { partition, .. } => past.messages.push(Logged { id, at, bytes, partition }),
             What::Prepare => past.prepared = true,
-            What::Commit { by_operator, parts } => past.commit = Some((by_operator, parts)),
+            What::Commit { by_operator, parts } => past.commit = Some(Decision { at, by_operator, parts }),
             What::Applied { parts } => {
                 past.applied.retain(|old| parts.iter().all(|new| new.partition != old.partition));
                 past.applied.extend(parts);
@@ -75,7 +85,7 @@ impl History {
             What::Rollback { by_operator: false } => drop(self.transactions.remove(&number)),
             What::Forget => match &mut past.commit {
                 // Its batches are still to be looked for.
-                Some((by_operator, _)) => *by_operator = false,
+                Some(decision) => decision.by_operator = false,
                 None => drop(self.transactions.remove(&number)),
             },
             What::Again { outcome } => {
@@ -87,6 +97,15 @@ impl History {
 }
 
 impl Past {
+    /// Those for one of its partitions.
+    pub(crate) fn messages_for(&self, part: &Part) -> Vec<&Logged> {
+        self.messages.iter().filter(|message| message.partition == part.partition).collect()
+    }
+
+    pub(crate) fn applied_to(&self, part: &Part) -> Option<&Part> {
+        self.applied.iter().find(|applied| applied.partition == part.partition)
+    }
+
     fn end(&mut self, outcome: Outcome) {
         self.ended = Some(outcome);
         self.messages = Vec::new();

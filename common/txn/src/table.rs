@@ -1,6 +1,7 @@
 //! The transactions that are not over, and what each command means in each of their states. No I/O.
 
 use crate::entry::{Number, Outcome, Part};
+use crate::held::Held;
 use crate::reply::Refused;
 use metaq_types::limits::{RUN_BYTES_MAX, TRANSACTION_MESSAGES_MAX, TRANSACTIONS_MAX};
 use metaq_types::{Offset, PartitionId};
@@ -64,18 +65,42 @@ pub(crate) struct Transaction {
     session: SessionId,
     pub(crate) state: State,
     pub(crate) was_prepared: bool,
+    /// Those in the journal, of which the last may stand before the first.
     pub(crate) messages: Vec<Message>,
+    /// Those that are not there yet; put after all that are.
+    held: Vec<Held>,
+    /// Of their entries.
+    held_bytes: u64,
     pub(crate) targets: Vec<PartitionId>,
-    /// Where its first entry is, where that is not a message's: of an ended one.
+    /// None of its entries stands before this place of the journal; `None` before anything of it was written.
     pub(crate) first: Option<Offset>,
     /// How the operator ended it; stays while a claim hides the state.
     pub(crate) outcome: Option<Outcome>,
     run_bytes: u64,
+    /// Messages on their way into the journal.
     in_flight: u32,
     deadline: Option<Instant>,
     since: Instant,
     /// Dropped when the state changes or the last put in flight is answered.
     waiting: Vec<oneshot::Sender<()>>,
+}
+
+/// How much of the messages that are not in the journal may wait in memory.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct HeldMax {
+    /// Of one transaction, in bytes.
+    pub(crate) of_one: u64,
+    /// Of all.
+    pub(crate) of_all: u64,
+}
+
+/// What becomes of a message.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Taken {
+    /// It waits in memory.
+    Held,
+    /// It goes into the journal now, behind what has waited.
+    Run(Vec<Held>),
 }
 
 /// What is to be done about a command.
@@ -119,6 +144,8 @@ pub(crate) struct Table {
     by_name: HashMap<(SessionId, TransactionKey), Number>,
     deadlines: BTreeSet<(Instant, Number)>,
     by_session: BTreeSet<(SessionId, Number)>,
+    /// Of all transactions.
+    held_bytes: u64,
 }
 
 fn name(session: SessionId, key: &TransactionKey) -> (SessionId, TransactionKey) {
@@ -184,15 +211,18 @@ impl Table {
         Ok(())
     }
 
-    /// Puts in what the journal tells of.
+    /// Puts in what the journal tells of, from `first` on.
     pub(crate) fn restore(
         &mut self,
         number: Number,
         key: &TransactionKey,
         state: State,
+        first: Offset,
         now: Instant,
     ) -> &mut Transaction {
-        self.insert(number, name(NO_SESSION, key), state, None, now)
+        let transaction = self.insert(number, name(NO_SESSION, key), state, None, now);
+        transaction.first = Some(first);
+        transaction
     }
 
     pub(crate) fn next_number(&mut self) -> Number {
@@ -219,6 +249,8 @@ impl Table {
             state,
             was_prepared,
             messages: Vec::new(),
+            held: Vec::new(),
+            held_bytes: 0,
             targets: Vec::new(),
             first: None,
             outcome: None,
@@ -239,29 +271,28 @@ impl Table {
         self.by_name.get(&name(session, key)).copied()
     }
 
-    /// Whether a put is accepted.
-    pub(crate) fn check(&self, session: SessionId, key: &TransactionKey) -> Result<(), Refused> {
+    /// The transaction, if it takes messages.
+    pub(crate) fn open(&self, session: SessionId, key: &TransactionKey) -> Result<Number, Refused> {
         let number = self.find(session, key).ok_or_else(|| Refused::not_started(key).for_put())?;
-        match &self.by_number[&number].state {
-            State::Open => Ok(()),
-            State::Ended(outcome) => Err(Refused::heuristic(key, *outcome).for_put()),
-            _ => Err(Refused::put_after_prepare(key)),
-        }
+        self.by_number[&number].takes_messages()?;
+        Ok(number)
     }
 
-    /// Counts a put in; the answer is the transaction and the place of its target there.
+    /// Takes a message in. `journal_end`: where the journal was written up to a moment ago.
     pub(crate) fn put(
         &mut self,
-        session: SessionId,
+        number: Number,
         key: &TransactionKey,
         partition: &PartitionId,
-        record_bytes: u64,
-    ) -> Result<(Number, u32), Refused> {
-        self.check(session, key)?;
-        let number = self.find(session, key).ok_or_else(|| Refused::not_started(key).for_put())?;
-        let transaction = self.by_number.get_mut(&number).expect("what is named exists");
-        let messages = transaction.messages.len() + transaction.in_flight as usize;
-        if transaction.run_bytes + record_bytes > u64::from(RUN_BYTES_MAX) || messages >= TRANSACTION_MESSAGES_MAX {
+        mut message: Held,
+        held_max: HeldMax,
+        journal_end: Offset,
+    ) -> Result<Taken, Refused> {
+        let transaction = self.by_number.get_mut(&number).ok_or_else(|| Refused::not_started(key).for_put())?;
+        transaction.takes_messages()?;
+        let messages = transaction.message_count();
+        let larger = transaction.run_bytes + u64::from(message.message_bytes());
+        if larger > u64::from(RUN_BYTES_MAX) || messages >= TRANSACTION_MESSAGES_MAX {
             let text = format!(
                 "not stored: a transaction holds at most {RUN_BYTES_MAX} bytes in {TRANSACTION_MESSAGES_MAX} messages, \
                  and '{key}' has {} bytes in {messages} already",
@@ -269,19 +300,55 @@ impl Table {
             );
             return Err(Refused::plain(text));
         }
-        transaction.run_bytes += record_bytes;
-        transaction.in_flight += 1;
-        Ok((number, transaction.target(partition)))
+        transaction.run_bytes = larger;
+        message.target = transaction.target(partition);
+        let bytes = u64::from(message.bytes());
+        transaction.held.push(message);
+        transaction.held_bytes += bytes;
+        self.held_bytes += bytes;
+        if transaction.held_bytes <= held_max.of_one && self.held_bytes <= held_max.of_all {
+            return Ok(Taken::Held);
+        }
+        let run = self.take_held(number, journal_end);
+        let transaction = self.by_number.get_mut(&number).expect("it was there a moment ago");
+        transaction.in_flight += run.len() as u32;
+        Ok(Taken::Run(run))
     }
 
-    /// The put is in the journal, or (`None`) surely not.
-    pub(crate) fn put_done(&mut self, number: Number, message: Option<Message>) {
+    /// What has waited in memory and is to be written to the journal now; none of it will stand before `journal_end`.
+    pub(crate) fn take_held(&mut self, number: Number, journal_end: Offset) -> Vec<Held> {
+        let Some(transaction) = self.by_number.get_mut(&number) else { return Vec::new() };
+        transaction.first.get_or_insert(journal_end);
+        self.held_bytes -= std::mem::take(&mut transaction.held_bytes);
+        std::mem::take(&mut transaction.held)
+    }
+
+    /// It could not be written, and waits on.
+    pub(crate) fn hold_again(&mut self, number: Number, run: Vec<Held>) {
         let Some(transaction) = self.by_number.get_mut(&number) else { return };
-        transaction.messages.extend(message);
-        transaction.in_flight -= 1;
-        if transaction.in_flight == 0 {
-            transaction.waiting.clear();
+        let bytes = run.iter().map(|held| u64::from(held.bytes())).sum::<u64>();
+        transaction.held_bytes += bytes;
+        self.held_bytes += bytes;
+        transaction.held.extend(run);
+        // Those that came meanwhile have larger ids.
+        transaction.held.sort_by_key(Held::id);
+    }
+
+    /// A run of messages is in the journal.
+    pub(crate) fn run_done(&mut self, number: Number, messages: Vec<Message>) {
+        let Some(transaction) = self.by_number.get_mut(&number) else { return };
+        transaction.landed(messages.len());
+        transaction.messages.extend(messages);
+    }
+
+    /// A run of messages is surely not in the journal. The last of them is refused, those that were answered wait on.
+    pub(crate) fn run_failed(&mut self, number: Number, mut run: Vec<Held>) {
+        let Some(transaction) = self.by_number.get_mut(&number) else { return };
+        transaction.landed(run.len());
+        if let Some(refused) = run.pop() {
+            transaction.run_bytes -= u64::from(refused.message_bytes());
         }
+        self.hold_again(number, run);
     }
 
     /// `None` when no put is in flight; else what ends when that has changed.
@@ -329,6 +396,10 @@ impl Table {
                 let read_only = command == Command::Prepare;
                 return Claim::Answer(Ok(if read_only { "3".to_owned() } else { String::new() }));
             }
+            (State::Open, Command::Rollback) if transaction.first.is_none() => {
+                self.end(number);
+                return Claim::Answer(Ok(String::new()));
+            }
             (State::Open, Command::Prepare) => Work::Prepare,
             (State::Open | State::Prepared, Command::CommitOnePhase | Command::CommitTwoPhase) => {
                 Work::Commit { by_operator: false }
@@ -354,6 +425,15 @@ impl Table {
         allowed
     }
 
+    /// Ends an open transaction nothing of which was written: there is nothing to roll back. `false`: it is no such.
+    pub(crate) fn end_unwritten(&mut self, number: Number) -> bool {
+        let unwritten = self.by_number.get(&number).is_some_and(|t| t.state == State::Open && t.first.is_none());
+        if unwritten {
+            self.end(number);
+        }
+        unwritten
+    }
+
     /// The claimed work is done, and this is what it came to.
     pub(crate) fn release(&mut self, number: Number, state: State) {
         let Some(transaction) = self.by_number.get_mut(&number) else { return };
@@ -376,6 +456,7 @@ impl Table {
         if let Some(deadline) = transaction.deadline {
             self.deadlines.remove(&(deadline, number));
         }
+        self.held_bytes -= transaction.held_bytes;
         self.by_session.remove(&(transaction.session, number));
         self.by_name.remove(&(transaction.session, transaction.key));
     }
@@ -422,18 +503,15 @@ impl Table {
                 (State::Ended(Outcome::Completed), _) => "completed",
             },
             age: now.saturating_duration_since(transaction.since),
-            messages: transaction.messages.len(),
+            messages: transaction.message_count(),
             bytes: transaction.run_bytes,
         };
         self.by_number.values().map(line).collect()
     }
 
-    /// The journal is needed from here on, as far as transactions that are not over go; `Err` while that is in motion.
-    pub(crate) fn oldest(&self) -> Result<Option<Offset>, ()> {
-        if self.by_number.values().any(|transaction| transaction.in_flight > 0) {
-            return Err(());
-        }
-        Ok(self.by_number.values().filter_map(Transaction::first_entry).min())
+    /// The journal is needed from here on, as far as transactions that are not over go.
+    pub(crate) fn oldest(&self) -> Option<Offset> {
+        self.by_number.values().filter_map(|transaction| transaction.first).min()
     }
 }
 
@@ -446,23 +524,35 @@ impl Transaction {
         place as u32
     }
 
+    /// One that the journal tells of.
     pub(crate) fn add(&mut self, partition: &PartitionId, at: Offset, bytes: u32) {
         let target = self.target(partition);
         self.run_bytes += u64::from(bytes);
         self.messages.push(Message { at, bytes, target });
     }
 
-    /// Of one that the journal tells of: it is or will be ended so, and its first entry is there.
-    pub(crate) fn end_at(&mut self, outcome: Outcome, first: Offset) {
-        (self.outcome, self.first) = (Some(outcome), Some(first));
+    fn takes_messages(&self) -> Result<(), Refused> {
+        match &self.state {
+            State::Open => Ok(()),
+            State::Ended(outcome) => Err(Refused::heuristic(&self.key, *outcome).for_put()),
+            _ => Err(Refused::put_after_prepare(&self.key)),
+        }
     }
 
-    pub(crate) fn first_entry(&self) -> Option<Offset> {
-        self.messages.iter().map(|message| message.at).min().into_iter().chain(self.first).min()
+    fn message_count(&self) -> usize {
+        self.messages.len() + self.held.len() + self.in_flight as usize
     }
 
-    fn is_empty(&self) -> bool {
-        self.messages.is_empty() && self.in_flight == 0
+    pub(crate) fn is_empty(&self) -> bool {
+        self.message_count() == 0
+    }
+
+    /// So many messages are not on their way any more.
+    fn landed(&mut self, messages: usize) {
+        self.in_flight -= messages as u32;
+        if self.in_flight == 0 {
+            self.waiting.clear();
+        }
     }
 
     fn wait(&mut self) -> oneshot::Receiver<()> {

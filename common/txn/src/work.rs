@@ -1,16 +1,21 @@
 //! Carrying out what was claimed: the order of journal, partitions and answer.
 
+use crate::commit::{Decided, last_byte};
 use crate::coordinator::Inner;
 use crate::entry::{Number, Outcome, Part, What, decode, encode};
+use crate::held::{Held, placed};
 use crate::recovery::missing;
 use crate::reply::Refused;
 use crate::table::{State, Work};
 use bytes::Bytes;
-use metaq_store::{Ack, AckSink, AppendError, Appended, BatchRecord, Health, Partition, Reader};
-use metaq_types::{Offset, PartitionId};
+use metaq_store::{Ack, AckSink, AppendError, Appended, BatchRecord, Health, Partition, Reader, Refusal};
+use metaq_types::{MessageId, Offset, PartitionId};
 use metaq_wire::TransactionKey;
 use parking_lot::Mutex;
+use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::task::{Context, Poll};
 use std::time::Duration;
 use tokio::sync::oneshot;
 
@@ -18,6 +23,16 @@ use tokio::sync::oneshot;
 pub(crate) struct Batch {
     pub(crate) partition: PartitionId,
     pub(crate) records: Vec<BatchRecord>,
+}
+
+/// What it takes to commit a transaction.
+pub(crate) struct Ready {
+    /// Its messages that are not in the journal yet.
+    pub(crate) held: Vec<Held>,
+    /// All its messages.
+    pub(crate) batches: Vec<Batch>,
+    /// Where each batch will be at the earliest.
+    pub(crate) parts: Vec<Part>,
 }
 
 impl Inner {
@@ -31,7 +46,13 @@ impl Inner {
         self.settle(number).await;
         match work {
             Work::Prepare => self.prepare(number, key, shortage).await,
-            Work::Commit { by_operator } => self.commit(number, key, by_operator, shortage).await,
+            Work::Commit { by_operator } => {
+                let (sender, reply) = oneshot::channel();
+                // A receiver that is gone was dropped with the coordinator.
+                let done = Box::new(move |reply| drop(sender.send(reply)));
+                self.submit(number, key.clone(), by_operator, shortage, done);
+                reply.await.unwrap_or_else(|_| Err(Refused::in_doubt(key, "the broker gave up")))
+            }
             Work::Apply => self.apply_left(number, key, self.settings.confirm_within).await,
             Work::Rollback { by_operator } => self.roll_back(number, key, by_operator).await,
             Work::Complete => {
@@ -47,7 +68,7 @@ impl Inner {
     }
 
     /// Waits for the puts in flight; no more come, since the transaction is claimed.
-    async fn settle(&self, number: Number) {
+    pub(crate) async fn settle(&self, number: Number) {
         loop {
             let unsettled = self.table.lock().unsettled(number);
             match unsettled {
@@ -60,7 +81,7 @@ impl Inner {
 
     /// Waits until as many members as have to hold the journal beyond `at`; at once where nobody is asked. `false`: not in
     /// time.
-    async fn confirmed(&self, at: Offset, patience: Duration) -> bool {
+    pub(crate) async fn confirmed(&self, at: Offset, patience: Duration) -> bool {
         let is_held = || self.journal.confirmed() > at;
         // A partition that is closed ends the wait as well.
         let _ = tokio::time::timeout(patience, async {
@@ -80,55 +101,35 @@ impl Inner {
             self.table.lock().release(number, State::Open);
             return Err(Refused::unavailable(key, reason));
         }
-        match self.enter(number, key, &What::Prepare, self.settings.synced).await {
-            Ok(entered) => {
-                self.table.lock().release(number, State::Prepared);
-                match self.confirmed(entered.offset, self.settings.confirm_within).await {
+        let held = self.take_held(number);
+        match self.enter_behind(&held, number, key, &What::Prepare).await {
+            Ok(appended) => {
+                {
+                    let mut table = self.table.lock();
+                    if let Some(transaction) = table.get(number) {
+                        transaction.messages.extend(placed(&held, appended.offset));
+                    }
+                    table.release(number, State::Prepared);
+                }
+                match self.confirmed(last_byte(&appended), self.settings.confirm_within).await {
                     true => Ok("0".to_owned()),
                     false => Err(Refused::prepared_alone(key)),
                 }
             }
             Err(AppendError::Refused(refusal)) => {
-                self.table.lock().release(number, State::Open);
+                let mut table = self.table.lock();
+                table.hold_again(number, held);
+                table.release(number, State::Open);
                 Err(Refused::unavailable(key, refusal))
             }
             Err(error) => Err(self.doubt(number, key, &error)),
         }
     }
 
-    /// Nothing is decided until the entry is in the journal; from then on nothing can take it back.
-    async fn commit(
-        &self,
-        number: Number,
-        key: &TransactionKey,
-        by_operator: bool,
-        shortage: Option<String>,
-    ) -> Result<String, Refused> {
-        if self.ends_empty(number) {
-            return Ok(String::new());
-        }
-        if let Some(reason) = shortage {
-            return Err(self.not_committed(number, key, &reason).await);
-        }
-        let (batches, parts) = match self.ready(number) {
-            Ok(ready) => ready,
-            Err(reason) => return Err(self.not_committed(number, key, &reason).await),
-        };
-        let decision = What::Commit { by_operator, parts: parts.clone() };
-        let at = match self.enter(number, key, &decision, self.settings.synced).await {
-            Ok(entered) => entered.offset,
-            Err(AppendError::Refused(refusal)) => {
-                return Err(self.not_committed(number, key, &refusal.to_string()).await);
-            }
-            Err(error) => return Err(self.doubt(number, key, &error)),
-        };
-        let patience = self.settings.confirm_within;
-        self.apply(number, key, Decision { at, batches, parts, by_operator, again: false, patience }).await
-    }
-
-    /// The batches as the journal holds them, and where each will be at the earliest. An error: this cannot be stored.
-    fn ready(&self, number: Number) -> Result<(Vec<Batch>, Vec<Part>), String> {
-        let batches = self.read_batches(number, None)?;
+    /// An error: this cannot be stored.
+    pub(crate) fn ready(&self, number: Number) -> Result<Ready, String> {
+        let held = self.take_held(number);
+        let batches = self.read_batches(number, None, &held)?;
         let mut parts = Vec::with_capacity(batches.len());
         for batch in &batches {
             let partition = self.partition(&batch.partition)?;
@@ -138,11 +139,16 @@ impl Inner {
             let (at, size) = (partition.positions().written, batch.records.len() as u32);
             parts.push(Part { partition: batch.partition.clone(), at, size });
         }
-        Ok((batches, parts))
+        Ok(Ready { held, batches, parts })
     }
 
-    /// Reads the messages of a transaction, of all its partitions or of these.
-    fn read_batches(&self, number: Number, only: Option<&[PartitionId]>) -> Result<Vec<Batch>, String> {
+    fn take_held(&self, number: Number) -> Vec<Held> {
+        let mut table = self.table.lock();
+        table.take_held(number, self.journal.positions().written)
+    }
+
+    /// Reads the messages of a transaction, of all its partitions or of these; `held` come behind those.
+    fn read_batches(&self, number: Number, only: Option<&[PartitionId]>, held: &[Held]) -> Result<Vec<Batch>, String> {
         let (mut messages, targets) = {
             let mut table = self.table.lock();
             let transaction = table.get(number).ok_or("the transaction is gone")?;
@@ -157,12 +163,15 @@ impl Inner {
                 batch.records.push(read_message(&self.journal, message.at, message.bytes)?);
             }
         }
+        for held in held {
+            batches[held.target as usize].records.push(held.message());
+        }
         batches.retain(|batch| !batch.records.is_empty());
         Ok(batches)
     }
 
     /// Before the decision: a prepared branch stays prepared, anything else is rolled back.
-    async fn not_committed(&self, number: Number, key: &TransactionKey, reason: &str) -> Refused {
+    pub(crate) async fn not_committed(&self, number: Number, key: &TransactionKey, reason: &str) -> Refused {
         let was_prepared = self.table.lock().get(number).is_some_and(|transaction| transaction.was_prepared);
         tracing::warn!(%key, reason, "a transaction could not be committed");
         if was_prepared {
@@ -173,46 +182,6 @@ impl Inner {
         let _ = self.enter(number, key, &What::Rollback { by_operator: false }, false).await;
         self.table.lock().end(number);
         Refused::commit_failed()
-    }
-
-    async fn apply(&self, number: Number, key: &TransactionKey, decision: Decision) -> Result<String, Refused> {
-        let Decision { at, batches, parts, by_operator, again, patience } = decision;
-        let mut waiting = Vec::with_capacity(batches.len());
-        for batch in batches {
-            let (ack, outcome) = ack();
-            match self.partition(&batch.partition) {
-                Ok(partition) => partition.append_batch(batch.records, ack),
-                Err(reason) => tracing::error!(partition = %batch.partition, reason, "a batch cannot be stored"),
-            }
-            waiting.push((batch.partition, outcome));
-        }
-        let (mut applied, mut left, mut trouble) = (Vec::new(), Vec::new(), String::new());
-        for (partition, outcome) in waiting {
-            match outcome.await {
-                Ok(appended) => applied.push(Part { partition, at: appended.offset, size: appended.bytes }),
-                Err(error) => {
-                    trouble = error.to_string();
-                    left.push(partition);
-                }
-            }
-        }
-        self.checkpoints.lock().note_applied(&applied);
-        if !left.is_empty() {
-            if !again {
-                tracing::error!(%key, trouble, "a committed transaction is not stored everywhere yet; trying on");
-            }
-            self.table.lock().release(number, State::Decided { at, parts, left, by_operator });
-            return Err(Refused::committing(key, trouble));
-        }
-        // Told of a commit, the coordinator forgets it: so whoever may be promoted must not find the branch undecided.
-        if !self.confirmed(at, patience).await {
-            self.table.lock().release(number, State::Decided { at, parts, left, by_operator });
-            return Err(Refused::committing(key, AppendError::Unconfirmed));
-        }
-        // Lost, it only makes the next start look for the batches.
-        let _ = self.enter(number, key, &What::Applied { parts: applied }, false).await;
-        self.ended(number, Outcome::Committed, by_operator);
-        Ok(String::new())
     }
 
     /// Stores what is left of a decision. A batch whose fate is unknown waits for the next start, which looks for it: its
@@ -227,13 +196,16 @@ impl Inner {
         let Some(State::Decided { at, parts, left, by_operator }) = decided else {
             return Err(Refused::committing(key, "somebody else is at it"));
         };
-        match self.read_batches(number, Some(&left)) {
+        match self.read_batches(number, Some(&left), &[]) {
             Ok(mut batches) => {
                 for batch in &mut batches {
                     self.keep_missing(batch, &parts);
                 }
                 batches.retain(|batch| !batch.records.is_empty());
-                self.apply(number, key, Decision { at, batches, parts, by_operator, again: true, patience }).await
+                let (key, placed) = (key.clone(), Vec::new());
+                let decided = Decided { number, key, by_operator, batches, parts, placed, again: true };
+                let storing = self.append_batches(at, vec![decided]);
+                self.finish(storing, patience).await.pop().expect("one decision gets one answer")
             }
             Err(reason) => {
                 self.table.lock().release(number, State::Decided { at, parts, left, by_operator });
@@ -259,7 +231,7 @@ impl Inner {
         for number in decided {
             let key = self.table.lock().get(number).map(|transaction| transaction.key.clone());
             if let Some(key) = key {
-                // Said in the log by `apply` already.
+                // Said in the log by `conclude` already.
                 let _ = self.apply_left(number, &key, Duration::ZERO).await;
             }
         }
@@ -306,7 +278,7 @@ impl Inner {
         outcome.map_or(State::Prepared, State::Ended)
     }
 
-    fn ended(&self, number: Number, outcome: Outcome, by_operator: bool) {
+    pub(crate) fn ended(&self, number: Number, outcome: Outcome, by_operator: bool) {
         let mut table = self.table.lock();
         if by_operator {
             table.release(number, State::Ended(outcome));
@@ -316,59 +288,85 @@ impl Inner {
     }
 
     /// None of its puts has reached the journal, so it is over without a trace.
-    fn ends_empty(&self, number: Number) -> bool {
+    pub(crate) fn ends_empty(&self, number: Number) -> bool {
         let mut table = self.table.lock();
-        let empty = table.get(number).is_none_or(|transaction| transaction.messages.is_empty());
+        let empty = table.get(number).is_none_or(|transaction| transaction.is_empty());
         if empty {
             table.end(number);
         }
         empty
     }
 
-    fn doubt(&self, number: Number, key: &TransactionKey, error: &AppendError) -> Refused {
+    pub(crate) fn doubt(&self, number: Number, key: &TransactionKey, error: &AppendError) -> Refused {
         let reason = error.to_string();
         tracing::error!(%key, reason, "the outcome of a transaction is unknown until the next start");
         self.table.lock().release(number, State::InDoubt(reason.clone()));
         Refused::in_doubt(key, reason)
     }
 
-    async fn enter(
+    async fn enter(&self, number: Number, key: &TransactionKey, what: &What, synced: bool) -> Result<(), AppendError> {
+        let records = self.entry_records([encode(number, key, what)])?;
+        self.append(records, synced).await.map(drop)
+    }
+
+    /// Messages and what is said of them, in one run, as safe as a decision.
+    async fn enter_behind(
         &self,
+        held: &[Held],
         number: Number,
         key: &TransactionKey,
         what: &What,
-        synced: bool,
     ) -> Result<Appended, AppendError> {
-        let (ack, outcome) = ack();
-        self.journal.append_entry(encode(number, &key.to_string(), what), synced, ack);
-        outcome.await
+        let mut records: Vec<_> = held.iter().map(Held::record).collect();
+        records.extend(self.entry_records([encode(number, key, what)])?);
+        self.append(records, self.settings.synced).await
     }
-}
 
-struct Decision {
-    /// Its entry in the journal.
-    at: Offset,
-    batches: Vec<Batch>,
-    parts: Vec<Part>,
-    by_operator: bool,
-    /// Tried before: what keeps it from being stored is in the log already.
-    again: bool,
-    /// How long others may take to confirm it.
-    patience: Duration,
+    pub(crate) fn next_id(&self) -> Result<MessageId, Refusal> {
+        self.store.ids().next().map_err(|error| match error.disk_full {
+            true => Refusal::DiskFull(error.to_string()),
+            false => Refusal::Unavailable(error.to_string()),
+        })
+    }
+
+    /// Entries with ids.
+    pub(crate) fn entry_records(
+        &self,
+        entries: impl IntoIterator<Item = Bytes>,
+    ) -> Result<Vec<BatchRecord>, AppendError> {
+        let record = |body: Bytes| {
+            let id = self.next_id()?;
+            Ok(BatchRecord { id, flag: 0, checksum: metaq_wire::checksum(&body), body })
+        };
+        entries.into_iter().map(record).collect()
+    }
+
+    /// One run of entries. `synced`: answered after a sync.
+    pub(crate) async fn append(&self, records: Vec<BatchRecord>, synced: bool) -> Result<Appended, AppendError> {
+        let (ack, outcome) = ack();
+        self.journal.append_entries(records, synced, ack);
+        let outcome = outcome.await;
+        self.note_disk(&outcome);
+        outcome
+    }
+
+    /// On a full disk messages are refused when they are put, not when they are committed.
+    pub(crate) fn note_disk(&self, outcome: &Result<Appended, AppendError>) {
+        let full = matches!(outcome, Err(AppendError::Refused(Refusal::DiskFull(_))));
+        self.disk_full.store(full, Ordering::Relaxed);
+    }
 }
 
 /// One message out of the journal, as it goes into its partition.
 pub(crate) fn read_message(journal: &Partition, at: Offset, bytes: u32) -> Result<BatchRecord, String> {
     let (header, body) = journal.read_record(at, bytes).map_err(|error| format!("in the journal {error}"))?;
     match decode(&body).map(|entry| entry.what) {
-        Ok(What::Put { flag, body, .. }) => Ok(record(header.id, flag, body)),
+        Ok(What::Put { flag, body, .. }) => {
+            Ok(BatchRecord { id: header.id, flag, checksum: metaq_wire::checksum(&body), body })
+        }
         Ok(_) => Err(format!("in the journal at {at} stands no message")),
         Err(error) => Err(format!("in the journal at {at}: {error}")),
     }
-}
-
-fn record(id: metaq_types::MessageId, flag: i32, body: Bytes) -> BatchRecord {
-    BatchRecord { id, flag, checksum: metaq_wire::checksum(&body), body }
 }
 
 struct Once(Mutex<Option<oneshot::Sender<Result<Appended, AppendError>>>>);
@@ -385,19 +383,18 @@ impl AckSink for Once {
 /// Where the outcome of one append arrives.
 pub(crate) struct Outcoming(oneshot::Receiver<Result<Appended, AppendError>>);
 
+impl Future for Outcoming {
+    type Output = Result<Appended, AppendError>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        Pin::new(&mut self.0).poll(cx).map(|outcome| outcome.unwrap_or(Err(AppendError::Dropped)))
+    }
+}
+
 impl Outcoming {
     /// For threads that may block.
     pub(crate) fn wait(self) -> Result<Appended, AppendError> {
         self.0.blocking_recv().unwrap_or(Err(AppendError::Dropped))
-    }
-}
-
-impl IntoFuture for Outcoming {
-    type Output = Result<Appended, AppendError>;
-    type IntoFuture = std::pin::Pin<Box<dyn Future<Output = Self::Output> + Send>>;
-
-    fn into_future(self) -> Self::IntoFuture {
-        Box::pin(async move { self.0.await.unwrap_or(Err(AppendError::Dropped)) })
     }
 }
 

@@ -2,6 +2,7 @@
 
 mod support;
 
+use metaq_txn::{Command, Coordinator};
 use metaq_types::Offset;
 use std::sync::Arc;
 use std::time::Instant;
@@ -30,15 +31,56 @@ async fn what_is_not_confirmed_is_not_answered() {
             assert_eq!(coordinator.recover(None), [A], "its coordinator must be able to ask again");
         }
         journal.limit(Offset::MAX);
-        let (until, mut over) = (Instant::now() + DEADLINE, false);
-        while !over {
-            assert!(Instant::now() < until, "confirmed, it ends, asked or not");
-            over = command(&coordinator, CommitTwoPhase, A).is_ok() || coordinator.recover(None).is_empty();
-        }
+        wait_until_forgotten(&coordinator);
         for target in place.targets() {
             assert_eq!(bodies(&store, &target), [A, A]);
         }
         end(coordinator);
     };
     tokio::task::spawn_blocking(test).await.unwrap();
+}
+
+/// Asked again after a restart, an unconfirmed commit is not told to be unknown: its coordinator would forget it, and the
+/// member that is promoted next may have the branch undecided.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_not_confirmed_is_known_after_a_restart() {
+    let test = || {
+        let place = Place { confirmed: Some(Offset::ZERO), ..Place::new(0, 2) };
+        let (store, coordinator) = place.open(Arc::new(FaultyDisk::default())).unwrap();
+        assert!(fill(&coordinator, A, &place.targets()));
+        command(&coordinator, Command::Prepare, A).unwrap_err();
+        command(&coordinator, Command::CommitTwoPhase, A).unwrap_err();
+        end(coordinator);
+        drop(store);
+        for _ in 0..2 {
+            let (store, coordinator) = place.open(Arc::new(FaultyDisk::default())).unwrap();
+            assert_eq!(coordinator.recover(None), [A]);
+            let refused = command(&coordinator, Command::CommitTwoPhase, A).unwrap_err();
+            assert!(refused.contains("committed, but not stored everywhere yet"), "{refused}");
+            end(coordinator);
+            drop(store);
+        }
+        let (store, coordinator) = place.open(Arc::new(FaultyDisk::default())).unwrap();
+        store.journal().unwrap().limit(Offset::MAX);
+        wait_until_forgotten(&coordinator);
+        end(coordinator);
+        drop(store);
+        // Confirmed, and told so by the journal: nobody is to ask again.
+        let place = Place { confirmed: Some(Offset::MAX), ..place };
+        let (store, coordinator) = place.open(Arc::new(FaultyDisk::default())).unwrap();
+        assert!(coordinator.recover(None).is_empty());
+        for target in place.targets() {
+            assert_eq!(bodies(&store, &target), [A, A]);
+        }
+        end(coordinator);
+    };
+    tokio::task::spawn_blocking(test).await.unwrap();
+}
+
+/// Asks for the commit again until it is done or finished without being asked.
+fn wait_until_forgotten(coordinator: &Coordinator) {
+    let until = Instant::now() + DEADLINE;
+    while command(coordinator, Command::CommitTwoPhase, A).is_err() && !coordinator.recover(None).is_empty() {
+        assert!(Instant::now() < until, "confirmed, it ends, asked or not");
+    }
 }

@@ -139,10 +139,21 @@ fn rounds() -> u64 {
     std::env::var("METAQ_ROUNDS").ok().and_then(|rounds| rounds.parse().ok()).unwrap_or(50)
 }
 
-async fn dies_everywhere(threshold: u32, partitions: u32, power_fails: bool) {
+/// Where the messages of an open transaction are.
+#[derive(Clone, Copy)]
+enum Open {
+    /// In memory, and in the journal with the decision.
+    Held = 64 * 1024,
+    /// Some in the journal, some not.
+    Mixed = 200,
+    /// In the journal from the start.
+    Written = 0,
+}
+
+async fn dies_everywhere(threshold: u32, partitions: u32, open: Open, power_fails: bool) {
     let rounds = rounds();
     let task = tokio::task::spawn_blocking(move || {
-        let place = || Place::new(threshold, partitions);
+        let place = || Place { held_bytes_max: open as u32, ..Place::new(threshold, partitions) };
         let (_, changes) = life(&place(), None, false);
         assert!(changes > 60, "only {changes} changes");
         for round in 0..rounds.min(changes) {
@@ -157,22 +168,32 @@ async fn dies_everywhere(threshold: u32, partitions: u32, power_fails: bool) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn killed_on_one_partition() {
-    dies_everywhere(0, 1, false).await;
+    dies_everywhere(0, 1, Open::Held, false).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn killed_on_four_partitions() {
-    dies_everywhere(0, 4, false).await;
+    dies_everywhere(0, 4, Open::Held, false).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn killed_with_open_messages_in_the_journal() {
+    dies_everywhere(0, 4, Open::Written, false).await;
 }
 
 /// H6, H10, H11, H12: at whatever change it happens.
 #[tokio::test(flavor = "multi_thread")]
 async fn power_fails_on_four_partitions() {
-    dies_everywhere(0, 4, true).await;
+    dies_everywhere(0, 4, Open::Held, true).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn power_fails_with_open_messages_partly_in_the_journal() {
+    dies_everywhere(0, 4, Open::Mixed, true).await;
 }
 
 /// H13: the partitions are not synced by a commit, and lose what it stored: the journal has it.
 #[tokio::test(flavor = "multi_thread")]
 async fn power_fails_on_partitions_that_are_not_synced() {
-    dies_everywhere(1000, 4, true).await;
+    dies_everywhere(1000, 4, Open::Held, true).await;
 }

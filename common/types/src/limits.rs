@@ -54,6 +54,12 @@ pub const TRANSACTIONS_MAX: usize = 100_000;
 
 pub const TRANSACTION_MESSAGES_MAX: usize = 100_000;
 
+/// Messages that a transaction keeps in memory before they go into the journal, as entries of it.
+pub const TRANSACTION_HELD_BYTES_MAX: u32 = 64 * 1024;
+
+/// And those of all transactions.
+pub const TRANSACTIONS_HELD_BYTES_MAX: u64 = 64 * 1024 * 1024;
+
 /// The journal is cut at the front in pieces of this size.
 pub const JOURNAL_SEGMENT_BYTES: u32 = 64 * 1024 * 1024;
 
@@ -98,4 +104,6 @@ const _: () = assert!(RUN_BYTES_MAX as usize <= APPEND_QUEUE_BYTES_MAX / 2);
 const _: () =
     assert!(ENTRY_BYTES_MAX as usize > MESSAGE_BYTES_MAX as usize + TOPIC_NAME_BYTES_MAX + 3 * GROUP_NAME_BYTES_MAX);
 const _: () = assert!(SEGMENT_BYTES_MAX as u64 + (RECORD_HEADER_BYTES + MESSAGE_BYTES_MAX) as u64 <= u32::MAX as u64);
+const _: () = assert!(TRANSACTION_HELD_BYTES_MAX as u64 <= TRANSACTIONS_HELD_BYTES_MAX);
+const _: () = assert!(TRANSACTION_HELD_BYTES_MAX + ENTRY_BYTES_MAX < RUN_BYTES_MAX);
 const _: () = assert!(HEADER_LINE_BYTES_MAX > 4 * (TOPIC_NAME_BYTES_MAX + GROUP_NAME_BYTES_MAX));

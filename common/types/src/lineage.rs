@@ -211,6 +211,14 @@ impl Shared<'_> {
         own.min(theirs)
     }
 
+    /// Whether it was its own restart that made a partition of the shared reign end at `end`: the same node reigned on
+    /// from there, with all of that reign that its disk had kept.
+    pub fn ended_by_restart(&self, partition: &PartitionId, end: Offset) -> bool {
+        let next = self.their_index + 1;
+        let reigned_on = self.theirs.0.get(next).is_some_and(|reign| reign.node == self.reign().node);
+        reigned_on && self.theirs.start_of(next, partition) == end
+    }
+
     /// Who wrote the own bytes from `from` on: the node of the newest own reign that had begun by then.
     pub fn writer_of(&self, partition: &PartitionId, from: Offset) -> &str {
         let begun = (0..self.own.0.len()).rev().find(|index| self.own.start_of(*index, partition) <= from);
@@ -319,6 +327,23 @@ mod tests {
         let Kinship::Shared(shared) = Kinship::of(&own, &theirs) else { panic!("they share a reign") };
         assert_eq!(shared.writer_of(&partition(), at(60)), "a");
         assert_eq!(shared.writer_of(&partition(), at(80)), "b");
+    }
+
+    #[test]
+    fn the_end_that_a_restart_made_is_known() {
+        let ended = |own: &[(u64, &str, u64)], theirs: &[(u64, &str, u64)], end: u64| {
+            let (own, theirs) = (lineage(own), lineage(theirs));
+            let Kinship::Shared(shared) = Kinship::of(&own, &theirs) else { panic!("they share a reign") };
+            shared.ended_by_restart(&partition(), at(end))
+        };
+        let own = [(1, "a", 0)];
+        assert!(ended(&own, &[(1, "a", 0), (2, "a", 80)], 80));
+        // Whoever came later began at or behind that.
+        assert!(ended(&own, &[(1, "a", 0), (2, "a", 80), (3, "b", 90)], 80));
+        // Another was promoted, or the reign after the next began before it.
+        assert!(!ended(&own, &[(1, "a", 0), (2, "b", 80)], 80));
+        assert!(!ended(&own, &[(1, "a", 0), (2, "a", 80), (3, "b", 60)], 60));
+        assert!(!ended(&own, &own, 80), "it reigns still");
     }
 
     /// B took over the past of A, where t-0 reached to 80, and was promoted before it had copied any of it.

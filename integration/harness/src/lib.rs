@@ -2,10 +2,12 @@
 //!
 //! Everything started here is a child of the test, is waited for by a condition, and ends with it.
 
+pub mod authority;
 pub mod fire;
 pub mod original;
 pub mod pair;
 pub mod process;
 pub mod raw;
 pub mod relay;
+pub mod shaky_disk;
 pub mod zookeeper;

@@ -63,6 +63,11 @@ impl Site {
         self
     }
 
+    /// What a key of `[system]` is set to.
+    pub fn get(&self, key: &str) -> Option<&str> {
+        self.system.iter().find(|(k, _)| k == key).map(|(_, value)| value.as_str())
+    }
+
     pub fn set_zookeeper(&mut self, key: &str, value: &str) -> &mut Site {
         put(&mut self.zookeeper, key, value);
         self
@@ -81,6 +86,12 @@ impl Site {
         self
     }
 
+    /// Words in front of the binary's path. What they run has to become the binary, so that signals meet it.
+    pub fn launch_by(&mut self, launcher: Vec<String>) -> &mut Site {
+        self.launcher = launcher;
+        self
+    }
+
     /// Puts the data path on a tmpfs of this size that only the broker sees, as `/proc/PID/root` shows it.
     pub fn data_on_tmpfs(&mut self, mebibytes: u32) -> Result<&mut Site> {
         fs::create_dir_all(self.data())?;
@@ -96,8 +107,7 @@ impl Site {
 
     /// The system's data path as configured.
     pub fn data(&self) -> PathBuf {
-        let configured = self.system.iter().find(|(key, _)| key == "dataPath").map(|(_, value)| value.as_str());
-        PathBuf::from(configured.expect("dataPath is always set"))
+        PathBuf::from(self.get("dataPath").expect("dataPath is always set"))
     }
 
     pub fn ini_path(&self) -> PathBuf {

@@ -1,8 +1,14 @@
-//! A relay for TCP between two processes, which can be told to delay, to stall one direction or both, and to reset.
+//! A relay between two processes, for TCP and for UDP, which can be told to delay, to lose, to reorder, to stall one
+//! direction or both, and to reset.
 //!
-//! A stalled direction loses nothing and passes on nothing, not even an end: what TCP makes of lost packets, as long as
-//! they are lost. What was held back arrives when the direction is opened again.
+//! Over TCP a stalled direction loses nothing and passes on nothing, not even an end: what TCP makes of lost packets, as
+//! long as they are lost. What was held back arrives when the direction is opened again. A lost piece arrives late, as
+//! after a retransmission, and nothing is reordered. Over UDP packets are lost and reordered as told.
 
+mod chance;
+mod datagrams;
+
+use crate::relay::chance::Chance;
 use anyhow::{Context, Result};
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -10,15 +16,27 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::{TcpListener, TcpStream, UdpSocket};
 use tokio::sync::watch;
+
+/// What TCP waits at least before it sends again what was lost.
+const RETRANSMISSION: Duration = Duration::from_millis(200);
 
 /// What happens to bytes that go one way.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Flow {
+    /// Over UDP everything is lost meanwhile.
     pub stalled: bool,
     /// Before each piece is passed on.
     pub delay: Duration,
+    /// Of a thousand pieces, so many are lost on the way.
+    pub lost_per_mille: u32,
+    /// Of a thousand datagrams, so many arrive after later ones.
+    pub reordered_per_mille: u32,
+}
+
+impl Flow {
+    pub const STALLED: Flow = Flow { stalled: true, delay: Duration::ZERO, lost_per_mille: 0, reordered_per_mille: 0 };
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -39,7 +57,7 @@ pub struct Relay {
 }
 
 impl Relay {
-    /// Listens on `listen` and passes on to `server`, which need not be there yet.
+    /// Listens on `listen` for TCP and passes on to `server`, which need not be there yet.
     pub fn start(listen: SocketAddr, server: SocketAddr) -> Result<Relay> {
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
         let listener = runtime
@@ -52,14 +70,24 @@ impl Relay {
         Ok(Relay { address, rule, open, _runtime: runtime })
     }
 
+    /// The same for UDP on the same port besides.
+    pub fn start_with_datagrams(listen: SocketAddr, server: SocketAddr) -> Result<Relay> {
+        let relay = Relay::start(listen, server)?;
+        let front = relay
+            ._runtime
+            .block_on(UdpSocket::bind(relay.address))
+            .with_context(|| format!("the relay cannot listen on {} for datagrams", relay.address))?;
+        relay._runtime.spawn(datagrams::relay(front, server, relay.rule.subscribe()));
+        Ok(relay)
+    }
+
     pub fn set(&self, to_server: Flow, to_client: Flow) {
         self.rule.send_modify(|rule| (rule.to_server, rule.to_client) = (to_server, to_client));
     }
 
     /// Nothing passes any more, in either direction.
     pub fn stall(&self) {
-        let stalled = Flow { stalled: true, ..Flow::default() };
-        self.set(stalled, stalled);
+        self.set(Flow::STALLED, Flow::STALLED);
     }
 
     /// Everything passes again, what was held back first.
@@ -67,12 +95,13 @@ impl Relay {
         self.set(Flow::default(), Flow::default());
     }
 
-    /// Ends every connection; new ones are accepted.
+    /// Ends every connection; new ones are accepted. Over UDP each client reaches the server from another port from now
+    /// on, as behind a router that has forgotten it.
     pub fn reset(&self) {
         self.rule.send_modify(|rule| rule.resets += 1);
     }
 
-    /// Connections that have not ended on both sides.
+    /// Connections over TCP that have not ended on both sides.
     pub fn open(&self) -> usize {
         self.open.load(Ordering::SeqCst)
     }
@@ -118,6 +147,7 @@ async fn pump(
     flow: fn(&Rule) -> Flow,
 ) -> std::io::Result<()> {
     let over = || std::io::Error::from(std::io::ErrorKind::ConnectionReset);
+    let mut chance = Chance::new();
     let mut piece = vec![0; 64 * 1024];
     loop {
         let mut watched = rule.clone();
@@ -132,7 +162,9 @@ async fn pump(
         if read == 0 {
             return to.shutdown().await;
         }
-        tokio::time::sleep(flow(&now).delay).await;
+        let Flow { delay, lost_per_mille, .. } = flow(&now);
+        let again = if chance.befalls(lost_per_mille) { RETRANSMISSION } else { Duration::ZERO };
+        tokio::time::sleep(delay + again).await;
         to.write_all(&piece[..read]).await?;
     }
 }

@@ -7,7 +7,7 @@ use anyhow::{Context, Result, bail, ensure};
 use std::env;
 use std::fs::{self, File};
 use std::io::{Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -40,6 +40,11 @@ pub struct ZooKeeper {
 impl ZooKeeper {
     /// Starts on a free port and returns when it answers.
     pub fn start() -> Result<ZooKeeper> {
+        ZooKeeper::start_on(Ipv4Addr::LOCALHOST.into())
+    }
+
+    /// The same on another address of this machine, or of the network namespace that the calling thread is in.
+    pub fn start_on(host: IpAddr) -> Result<ZooKeeper> {
         ensure!(
             env::var_os(CLASSPATH).is_some() || Path::new(JAR).exists(),
             "{JAR} is not there: these tests run against a real ZooKeeper; apt-get install libzookeeper-java (scripts/test.sh does)"
@@ -47,7 +52,7 @@ impl ZooKeeper {
         let mut attempt = 0;
         loop {
             let dir = tempfile::Builder::new().prefix("zookeeper-").tempdir()?;
-            let address = TcpListener::bind("127.0.0.1:0")?.local_addr()?;
+            let address = TcpListener::bind((host, 0))?.local_addr()?;
             let mut zookeeper = ZooKeeper { dir, address, child: None };
             attempt += 1;
             match zookeeper.run() {
@@ -101,9 +106,9 @@ impl ZooKeeper {
     }
 
     fn configuration(&self) -> String {
-        let (port, data) = (self.address.port(), self.data().display().to_string());
+        let (host, port, data) = (self.address.ip(), self.address.port(), self.data().display().to_string());
         format!(
-            "tickTime={TICK_MS}\ndataDir={data}\nclientPort={port}\nclientPortAddress=127.0.0.1\n\
+            "tickTime={TICK_MS}\ndataDir={data}\nclientPort={port}\nclientPortAddress={host}\n\
              admin.enableServer=false\nmaxClientCnxns=0\n4lw.commands.whitelist=srvr\n"
         )
     }

@@ -315,6 +315,38 @@ fn a_master_that_needs_its_slave_is_not_ready_without_it() -> Result<()> {
     Ok(())
 }
 
+#[test]
+fn metrics_tell_how_each_topic_stands_with_its_quorum() -> Result<()> {
+    let quorum = |site: &mut Site| {
+        site.set("ackQuorum", "2").set("ackTimeoutInMills", "600").topic("alone", &[("ackQuorum", "1")]);
+    };
+    let mut site = Site::new()?;
+    quorum(&mut site);
+    let console = Console::on(&mut site)?;
+    let slaves = slave_site(quorum)?;
+    let master = site.start_master(&[])?;
+    let slave = start_slave(&slaves, 0, &master)?;
+    let mut raw = Raw::connect(&master.address)?;
+    wait_until("a message to be taken", || Ok(raw.put("test", 0, b"x")?.stored().ok()))?;
+    raw.put("alone", 0, b"x")?.stored()?;
+    let of_test = |name: &str| console.metrics()?.at(&format!("{name}{{topic=\"test\"}}"));
+    assert_eq!(of_test("metaq_broker_quorum_required_members")?, 2.0);
+    assert_eq!(of_test("metaq_broker_quorum_members")?, 2.0);
+    assert_eq!(of_test("metaq_broker_unconfirmed_bytes")?, 0.0);
+    assert_eq!(console.metrics()?.get("metaq_broker_quorum_required_members{topic=\"alone\"}"), None);
+
+    slave.signal(Signal::STOP)?;
+    assert_eq!(raw.put("test", 0, &[b'x'; 100])?.code, 500);
+    assert_eq!(of_test("metaq_broker_quorum_members")?, 1.0);
+    assert_eq!(of_test("metaq_broker_unconfirmed_bytes")?, 120.0);
+    assert_eq!(console.metrics()?.at("metaq_broker_unconfirmed_puts_total")?, 1.0);
+    slave.signal(Signal::CONT)?;
+    wait_until("the quorum to have it", || Ok((of_test("metaq_broker_unconfirmed_bytes")? == 0.0).then_some(())))?;
+    assert_eq!(of_test("metaq_broker_quorum_members")?, 2.0);
+    assert_eq!(console.metrics()?.at("metaq_broker_beyond_end_claims_total")?, 0.0);
+    Ok(())
+}
+
 /// A slave that is late holds producers back, for a bounded time each, until it keeps up again under their load.
 #[test]
 fn producers_are_held_back_until_the_slave_keeps_up() -> Result<()> {

@@ -3,91 +3,34 @@
 use anyhow::{Context, Result, ensure};
 use bytes::Bytes;
 use metaq_client::{Client, ClientError, GetAnswer};
+use metaq_harness::authority::{Authority, Files};
 use metaq_harness::pair::{assert_same, slave_site, start_slave, wait_level};
-use metaq_harness::process::{Broker, Site, binary_path, wait_until};
+use metaq_harness::process::{Broker, Site, wait_until};
 use metaq_harness::raw::Raw;
 use rustix::process::Signal;
 use rustls::RootCertStore;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use std::net::UdpSocket;
-use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 use time::OffsetDateTime;
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 
-/// An authority made by the operator's tool.
-struct Authority {
-    dir: tempfile::TempDir,
-}
-
-impl Authority {
-    fn new(cluster: &str) -> Result<Authority> {
-        let authority = Authority { dir: tempfile::tempdir()? };
-        authority.cert(&["init", "--cluster", cluster])?;
-        Ok(authority)
-    }
-
-    /// A node's certificate and key.
-    fn issue(&self, name: &str) -> Result<Files> {
-        self.cert(&["issue", "--host", "127.0.0.1", "--name", name])?;
-        Ok(self.files(name))
-    }
-
-    /// One that ends in `seconds`, which the tool does not make.
-    fn issue_for_seconds(&self, name: &str, seconds: i64) -> Result<Files> {
-        let ca = std::fs::read_to_string(self.path("ca.pem"))?;
-        let ca_key = rcgen::KeyPair::from_pem(&std::fs::read_to_string(self.path("ca.key"))?)?;
-        let issuer = rcgen::Issuer::from_ca_cert_pem(&ca, ca_key)?;
-        let mut params = rcgen::CertificateParams::new(vec!["127.0.0.1".to_owned()])?;
-        params.not_before = OffsetDateTime::now_utc() - time::Duration::hours(1);
-        params.not_after = OffsetDateTime::now_utc() + time::Duration::seconds(seconds);
-        let key = rcgen::KeyPair::generate()?;
-        std::fs::write(self.path(&format!("{name}.pem")), params.signed_by(&key, &issuer)?.pem())?;
-        std::fs::write(self.path(&format!("{name}.key")), key.serialize_pem())?;
-        Ok(self.files(name))
-    }
-
-    fn files(&self, name: &str) -> Files {
-        Files {
-            certificate: self.path(&format!("{name}.pem")),
-            key: self.path(&format!("{name}.key")),
-            authorities: self.path("ca.pem"),
-        }
-    }
-
-    fn path(&self, name: &str) -> PathBuf {
-        self.dir.path().join(name)
-    }
-
-    fn cert(&self, arguments: &[&str]) -> Result<()> {
-        let (verb, rest) = arguments.split_first().context("a verb")?;
-        let output = Command::new(binary_path("metaq")?)
-            .args(["cert", verb, "--dir"])
-            .arg(self.dir.path())
-            .args(rest)
-            .output()?;
-        ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-        Ok(())
-    }
-}
-
-struct Files {
-    certificate: PathBuf,
-    key: PathBuf,
-    authorities: PathBuf,
-}
-
-impl Files {
-    fn configure(&self, site: &mut Site) {
-        let shown = |path: &Path| path.display().to_string();
-        site.set("tlsCertFile", &shown(&self.certificate));
-        site.set("tlsKeyFile", &shown(&self.key));
-        site.set("tlsCaFile", &shown(&self.authorities));
-    }
+/// A node's certificate that ends in `seconds`, which the tool does not make.
+fn issue_for_seconds(authority: &Authority, name: &str, seconds: i64) -> Result<Files> {
+    let ca = std::fs::read_to_string(authority.path("ca.pem"))?;
+    let ca_key = rcgen::KeyPair::from_pem(&std::fs::read_to_string(authority.path("ca.key"))?)?;
+    let issuer = rcgen::Issuer::from_ca_cert_pem(&ca, ca_key)?;
+    let mut params = rcgen::CertificateParams::new(vec!["127.0.0.1".to_owned()])?;
+    params.not_before = OffsetDateTime::now_utc() - time::Duration::hours(1);
+    params.not_after = OffsetDateTime::now_utc() + time::Duration::seconds(seconds);
+    let key = rcgen::KeyPair::generate()?;
+    std::fs::write(authority.path(&format!("{name}.pem")), params.signed_by(&key, &issuer)?.pem())?;
+    std::fs::write(authority.path(&format!("{name}.key")), key.serialize_pem())?;
+    Ok(authority.files(name))
 }
 
 /// Small segments, so that rolling is part of every test.
@@ -252,7 +195,7 @@ fn an_expired_certificate_is_refused_and_keeps_a_node_from_starting() -> Result<
     let port = port_of(&master).to_owned();
     master_site.set("serverPort", &port);
     let end = OffsetDateTime::now_utc() + time::Duration::seconds(5);
-    let slave_site = site(Some(&authority.issue_for_seconds("slave", 5)?))?;
+    let slave_site = site(Some(&issue_for_seconds(&authority, "slave", 5)?))?;
     let mut slave = start_slave(&slave_site, 0, &master)?;
     slave.wait_for_line("following the master")?;
     put_many(&master, 30)?;

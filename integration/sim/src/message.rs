@@ -114,7 +114,7 @@ impl Listed {
     /// What the join compares: an own log, and the master's.
     pub(crate) fn ends(listed: &[Listed], partition: &PartitionId, own: Offset) -> Ends {
         let theirs = listed.iter().find(|l| l.partition == *partition).map_or(Offset::ZERO, |l| l.end);
-        Ends { partition: partition.clone(), own, theirs }
+        Ends { partition: partition.clone(), own, theirs, acknowledged: None }
     }
 }
 

@@ -15,17 +15,26 @@ use tokio::time::Instant;
 struct Asker {
     /// A greeted slave: what it asks for confirms what it holds.
     slave: Option<SlaveId>,
+    /// It counts in the quorums of this reign.
+    is_member: bool,
     /// A node of the cluster, which reads what is not confirmed, and the journal.
     is_node: bool,
 }
 
 impl Asker {
     fn of(conversation: &Conversation) -> Asker {
-        Asker { slave: conversation.replica, is_node: conversation.replica.is_some() || conversation.is_heir }
+        let slave = conversation.replica;
+        Asker { slave, is_member: false, is_node: slave.is_some() || conversation.is_heir }
     }
 
-    fn reader(self) -> Reader {
-        if self.is_node { Reader::Replica } else { Reader::Consumer }
+    /// How far it reads: ahead of our own sync only where a quorum waits for it, and only if it has our reign and the
+    /// names of the others on its disk, so that it will know what to do with a tail that we lose.
+    fn reader(self, partition: &Partition) -> Reader {
+        match self {
+            Asker { is_node: false, .. } => Reader::Consumer,
+            Asker { is_member: true, .. } if partition.confirmed() != Offset::MAX => Reader::Member,
+            _ => Reader::Replica,
+        }
     }
 }
 
@@ -39,7 +48,7 @@ enum Outcome {
 /// Answers with stored bytes, or with where to go on. With `wait=` and nothing to read the request is parked, and
 /// answered out of turn.
 pub(crate) fn get(conversation: &mut Conversation, get: Get) {
-    let (node, asker) = (&conversation.node, Asker::of(conversation));
+    let (node, mut asker) = (&conversation.node, Asker::of(conversation));
     node.counters.get();
     let state = node.topics.get(&get.topic);
     if let Some(state) = &state {
@@ -51,7 +60,7 @@ pub(crate) fn get(conversation: &mut Conversation, get: Get) {
         }
     }
     if let Some(slave) = asker.slave {
-        confirm(node, slave, &get);
+        asker.is_member = confirm(node, slave, &get);
     }
     let outcome = now(node, &get, asker);
     let wait = get.wait.filter(|wait| !wait.is_zero());
@@ -75,18 +84,20 @@ pub(crate) fn get(conversation: &mut Conversation, get: Get) {
     }
 }
 
-/// The offset a replica asks for says that it holds everything before.
-fn confirm(node: &Shared, slave: SlaveId, get: &Get) {
+/// The offset a replica asks for says that it holds everything before. Answers whether it counts in quorums.
+fn confirm(node: &Shared, slave: SlaveId, get: &Get) -> bool {
     let is_journal = *get.topic == *JOURNAL_TOPIC;
     let partition = if is_journal { node.store.journal() } else { node.store.get(&get.topic, get.partition) };
-    let (Some(partition), Some(offset)) = (partition, Offset::from_wire(get.offset)) else { return };
+    let (Some(partition), Some(offset)) = (partition, Offset::from_wire(get.offset)) else { return false };
+    // First what producers wait for.
+    let is_member = node.quorum.is_on() && node.quorum.on_get(slave, &partition, offset);
     if !is_journal {
-        let log = crate::node::log_end(&partition);
+        let mut log = crate::node::log_end(&partition);
+        // A member may be ahead of our own sync: what it holds counts all the same.
+        log.end = log.end.max(offset.min(partition.positions().offered));
         node.replicas.lock().on_get(slave, partition.id(), offset, log, std::time::Instant::now());
     }
-    if node.quorum.is_on() {
-        node.quorum.on_get(slave, &partition, offset);
-    }
+    is_member
 }
 
 /// A long poll: asks again when there is something to read, and answers then or at its deadline.
@@ -131,7 +142,7 @@ impl Parked {
         let end = Offset::from_wire(self.get.offset).unwrap_or_default();
         let readable = async {
             match log(&self.node, &self.get, self.asker) {
-                Some(partition) => partition.readable_beyond(end, self.asker.reader()).await,
+                Some(partition) => partition.readable_beyond(end, self.asker.reader(&partition)).await,
                 None => {
                     store.catalog_beyond(generation).await;
                 }
@@ -163,7 +174,7 @@ fn now(node: &Shared, get: &Get, asker: Asker) -> Outcome {
         return Outcome::Answer(Answer::text(Status::BadRequest, text));
     };
     let max_bytes = max_bytes.min(node.max_transfer_size());
-    match partition.slice(get.offset, max_bytes, asker.reader()) {
+    match partition.slice(get.offset, max_bytes, asker.reader(&partition)) {
         SliceAt::Bytes(slice) => {
             let extra = asker.is_node.then(|| extra(node, &partition, slice.segment()));
             Outcome::Answer(Answer::Value { slice, extra })
@@ -175,8 +186,11 @@ fn now(node: &Shared, get: &Get, asker: Asker) -> Outcome {
             if unsynced {
                 partition.request_sync();
             }
-            let confirmed = confirmed(&partition).filter(|_| asker.is_node);
-            Outcome::Nothing(not_found(get.offset, confirmed))
+            let positions = partition.positions();
+            // Whoever has read ahead must not take silence for a word that nobody is asked, and show all it has.
+            let is_ahead = Offset::from_wire(get.offset).is_some_and(|offset| offset > positions.durable);
+            let told = asker.is_node && (is_ahead || asks_quorum(node, &partition));
+            Outcome::Nothing(not_found(get.offset, told.then_some(positions.readable)))
         }
         SliceAt::Beyond { .. } => Outcome::Answer(not_found(get.offset, None)),
         SliceAt::Failed { reason } => {
@@ -198,18 +212,16 @@ fn moves_back(node: &Shared, offset: i64, asker: Asker) -> bool {
 
 fn extra(node: &Shared, partition: &Partition, segment: Offset) -> ValueExtra {
     let journal = node.transactions.get().filter(|_| !partition.id().is_journal()).map(|c| c.journal_bound());
-    ValueExtra {
-        segment,
-        end: partition.positions().durable,
-        epoch: node.store.epoch().0,
-        journal,
-        confirmed: confirmed(partition),
-    }
+    let positions = partition.positions();
+    // Not simply what the quorum holds: what our own disk lacks may still be lost.
+    let confirmed = asks_quorum(node, partition).then_some(positions.readable);
+    ValueExtra { segment, end: positions.durable, epoch: node.store.epoch().0, journal, confirmed }
 }
 
-/// What a quorum holds, where one is asked for.
-fn confirmed(partition: &Partition) -> Option<Offset> {
-    Some(partition.confirmed()).filter(|confirmed| *confirmed != Offset::MAX)
+/// Whether a quorum is to be asked for what is appended, be it that fewer are enough at the moment.
+fn asks_quorum(node: &Shared, partition: &Partition) -> bool {
+    partition.confirmed() != Offset::MAX
+        || (node.quorum.is_on() && node.quorum.look(|quorums| quorums.is_watched(partition.id())))
 }
 
 pub(crate) fn missing_partition(topic: &str, partition: i32) -> String {

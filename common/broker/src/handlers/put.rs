@@ -1,11 +1,13 @@
 use crate::answer::Answer;
 use crate::dispatch::Conversation;
 use crate::handlers::transaction;
+use crate::metrics::Counters;
 use crate::node::{NodeRole, Shared};
 use crate::realtime::Kind;
 use crate::topics::TopicState;
 use metaq_config::Topic;
 use metaq_store::{Ack, AckSink, Partition};
+use metaq_txn::NewMessage;
 use metaq_types::limits::RECORD_HEADER_BYTES;
 use metaq_types::{MessageId, PartitionId, Status};
 use metaq_wire::{Put, TransactionKey};
@@ -52,42 +54,49 @@ pub(crate) fn put(conversation: &mut Conversation, put: Put) {
     }
 }
 
-/// Puts a message into a transaction's journal. The texts of errors stand bare (wire-protocol, "6.3").
+/// Puts a message into a transaction. The texts of errors stand bare (wire-protocol, "6.3").
 fn put_in_transaction(conversation: &Conversation, state: Option<&TopicState>, key: &TransactionKey, put: Put) {
     let node = &conversation.node;
     let checked = transaction::coordinator(node).map_err(|reason| (Status::InternalServerError, reason));
     let checked = checked.and_then(|coordinator| {
         let refused = |refused: metaq_txn::Refused| (Status::InternalServerError, refused.to_string());
-        coordinator.check(conversation.session, key).map_err(refused)?;
+        let opened = coordinator.opened(conversation.session, key).map_err(refused)?;
         if put.partition == -1 {
             let text = "Invalid partition for transaction command:-1".to_owned();
             return Err((Status::InternalServerError, text));
         }
-        let (partition, _) = accept(node, state, &put).map_err(|refused| (refused.status, refused.detail))?;
-        Ok((coordinator, partition))
+        let (partition, checksum) = accept(node, state, &put).map_err(|refused| (refused.status, refused.detail))?;
+        Ok((coordinator, opened, partition, checksum))
     });
     let outbound = conversation.outbound();
-    let (coordinator, partition) = match checked {
+    let (coordinator, opened, partition, checksum) = match checked {
         Ok(checked) => checked,
         Err((status, text)) => {
             node.counters.put_failed();
             return outbound.answer(put.opaque, Answer::text(status, text));
         }
     };
-    let ticket = outbound.owe(put.opaque, put.topic, partition.id().number, put.body.len());
-    let (outbound, counted, number) = (Arc::clone(outbound), Arc::clone(&node.counters), put.partition);
-    let done = move |stored: Result<MessageId, metaq_txn::Refused>| {
-        let answer = match stored {
-            // Where it will be is not known before the commit.
-            Ok(id) => Answer::text(Status::Success, format!("{id} {number} -1")),
-            Err(refused) => {
-                counted.put_failed();
-                Answer::text(Status::InternalServerError, refused.to_string())
-            }
-        };
-        outbound.fill(ticket, answer);
-    };
-    coordinator.put(conversation.session, key, partition.id(), put.flag, put.body, Box::new(done));
+    let (number, body_bytes) = (put.partition, put.body.len());
+    let message = NewMessage { flag: put.flag, checksum, body: put.body };
+    let now = coordinator.put(opened, key, partition.id(), message, || {
+        let ticket = outbound.owe(put.opaque, put.topic, partition.id().number, body_bytes);
+        let (outbound, counters) = (Arc::clone(outbound), Arc::clone(&node.counters));
+        Box::new(move |taken| outbound.fill(ticket, taken_answer(&counters, number, taken)))
+    });
+    if let Some(taken) = now {
+        outbound.answer(put.opaque, taken_answer(&node.counters, number, taken));
+    }
+}
+
+/// Where a message of a transaction will be is not known before the commit.
+fn taken_answer(counters: &Counters, partition: i32, taken: Result<MessageId, metaq_txn::Refused>) -> Answer {
+    match taken {
+        Ok(id) => Answer::text(Status::Success, format!("{id} {partition} -1")),
+        Err(refused) => {
+            counters.put_failed();
+            Answer::text(Status::InternalServerError, refused.to_string())
+        }
+    }
 }
 
 /// Every check before the store is asked, in the original's order (broker-behaviour, "2. put").

@@ -10,8 +10,9 @@ pub(crate) fn stats(conversation: &Conversation, stats: &Stats) {
     let node = &conversation.node;
     let body = match &*stats.item {
         "config" => Bytes::copy_from_slice(&node.config.current().text),
+        // A member may have read all that was offered.
         "offsets" if conversation.replica.is_some() => {
-            Bytes::from(view::replica_offsets(node, |positions| positions.durable))
+            Bytes::from(view::replica_offsets(node, |positions| positions.offered))
         }
         "offsets" if conversation.is_heir => Bytes::from(view::replica_offsets(node, |positions| positions.written)),
         item => Bytes::from(view::stats(node, item)),

@@ -57,14 +57,28 @@ fn broker(watched: &Watched, samples: &mut Samples) {
     samples.count(&metrics::GET_MISSES, counters.get_misses());
     samples.count(&metrics::OFFSETS, counters.offsets());
     samples.count(&metrics::MALFORMED, counters.malformed_requests());
-    samples.count(&metrics::SHORT_OF_QUORUM, node.short_of_quorum().len() as u64);
-    samples.count(&metrics::REFUSED_PUTS, counters.puts_refused_by_quorum());
-    samples.count(&metrics::UNCONFIRMED_PUTS, counters.puts_unconfirmed());
-    samples.count(&metrics::DOWNGRADED_PUTS, counters.puts_downgraded());
+    quorum(watched, samples);
     let throttled = node.throttled();
     samples.put(&metrics::THROTTLE_DELAY, throttled.delay.as_secs_f64());
     samples.count(&metrics::THROTTLED_PUTS, throttled.puts);
     samples.put(&metrics::THROTTLED_SECONDS, throttled.paused.as_secs_f64());
+}
+
+fn quorum(watched: &Watched, samples: &mut Samples) {
+    let (node, counters) = (&watched.node, watched.node.counters());
+    samples.count(&metrics::SHORT_OF_QUORUM, node.short_of_quorum().len() as u64);
+    samples.count(&metrics::REFUSED_PUTS, counters.puts_refused_by_quorum());
+    samples.count(&metrics::UNCONFIRMED_PUTS, counters.puts_unconfirmed());
+    samples.count(&metrics::DOWNGRADED_PUTS, counters.puts_downgraded());
+    samples.count(&metrics::BEYOND_END, node.claims_beyond_end());
+    for (topic, standing) in node.quorums_of_topics() {
+        let labels = [topic.as_str()];
+        samples.put_for(&metrics::QUORUM_REQUIRED, &labels, f64::from(standing.required));
+        samples.put_for(&metrics::UNCONFIRMED_BYTES, &labels, standing.unconfirmed_bytes as f64);
+        if let Some(members) = standing.members {
+            samples.put_for(&metrics::QUORUM_MEMBERS, &labels, f64::from(members));
+        }
+    }
 }
 
 fn transactions(watched: &Watched, samples: &mut Samples) {

@@ -40,6 +40,9 @@ pub(super) struct Board {
     saved_roll: watch::Sender<u64>,
     /// Told when the record cannot wait for its time.
     pub(super) save: Notify,
+    /// How often writing the record has begun, and the number of the last that was done.
+    saves: AtomicU64,
+    saved: watch::Sender<u64>,
     /// What earlier runs knew, for partitions and a master this run has not seen yet.
     before: Record,
 }
@@ -55,10 +58,12 @@ struct Seen {
     note: Option<String>,
     /// What the master last said of its quorum; `None`: nothing yet in this run.
     confirmed: Option<Option<Offset>>,
+    /// The record on disk says that a quorum is asked for.
+    limit_is_kept: bool,
 }
 
-impl Default for Cell {
-    fn default() -> Cell {
+impl Cell {
+    fn new(limit_is_kept: bool) -> Cell {
         Cell(Mutex::new(Seen {
             since: Instant::now(),
             own_end: Offset::ZERO,
@@ -67,6 +72,7 @@ impl Default for Cell {
             seen_unix_ms: 0,
             note: None,
             confirmed: None,
+            limit_is_kept,
         }))
     }
 }
@@ -133,6 +139,8 @@ impl Board {
             config_asked: AtomicBool::new(false),
             saved_roll: watch::Sender::new(before.roll),
             save: Notify::new(),
+            saves: AtomicU64::new(0),
+            saved: watch::Sender::new(0),
             quorum: Mutex::new(Quorum { members: before.members.clone(), smallest: before.quorum, roll: before.roll }),
             before,
         }
@@ -162,9 +170,40 @@ impl Board {
         *self.saved_roll.borrow()
     }
 
+    /// To be called before [`Board::record`]; answers the number of the save.
+    pub(super) fn begin_save(&self) -> u64 {
+        self.saves.fetch_add(1, Ordering::SeqCst) + 1
+    }
+
     /// A record with this list of members is on disk.
-    pub(super) fn on_saved(&self, roll: u64) {
+    pub(super) fn on_saved(&self, save: u64, roll: u64) {
         self.saved_roll.send_replace(roll);
+        self.saved.send_replace(save);
+    }
+
+    /// What the master last said to be acknowledged, in this run or an earlier one, if it asked a quorum for it.
+    pub(super) fn acknowledged(&self, partition: &PartitionId) -> Option<Offset> {
+        let told = self.cells.lock().get(partition).and_then(|cell| cell.confirmed());
+        let before = || self.before.partitions.get(&partition.to_string()).and_then(|known| known.confirmed);
+        told.unwrap_or_else(|| before().and_then(Offset::new))
+    }
+
+    /// Returns when the record on disk says of a partition that a quorum is asked for, where one is, or cannot be written
+    /// in time. To be awaited before anything is appended that it may not hold: after a crash nobody is then shown more
+    /// than it held, and a tail that the master has lost is known for one.
+    pub(super) async fn keep_limit(&self, cell: &Cell) {
+        let is_due = || matches!(*cell.0.lock(), Seen { confirmed: Some(Some(_)), limit_is_kept: false, .. });
+        if !is_due() {
+            return;
+        }
+        // One that runs already may have looked before the master said so.
+        let next = self.saves.load(Ordering::SeqCst) + 1;
+        self.changed.store(true, Ordering::SeqCst);
+        self.save.notify_one();
+        let mut saved = self.saved.subscribe();
+        if let Ok(Ok(_)) = tokio::time::timeout(SAVE_PATIENCE, saved.wait_for(|saved| *saved >= next)).await {
+            cell.0.lock().limit_is_kept = true;
+        }
     }
 
     /// An answer said what the quorum holds of a partition, or that none is asked for.
@@ -172,6 +211,7 @@ impl Board {
         let mut seen = cell.0.lock();
         if seen.confirmed != Some(confirmed) {
             seen.confirmed = Some(confirmed);
+            seen.limit_is_kept &= confirmed.is_some();
             self.changed.store(true, Ordering::Relaxed);
         }
     }
@@ -257,7 +297,11 @@ impl Board {
     }
 
     pub(super) fn cell(&self, partition: &PartitionId) -> Arc<Cell> {
-        Arc::clone(self.cells.lock().entry(partition.clone()).or_default())
+        let new = || {
+            let before = self.before.partitions.get(&partition.to_string());
+            Arc::new(Cell::new(before.is_some_and(|known| known.confirmed.is_some())))
+        };
+        Arc::clone(self.cells.lock().entry(partition.clone()).or_insert_with(new))
     }
 
     pub(super) fn status(&self) -> LinkStatus {

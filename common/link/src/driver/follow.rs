@@ -136,6 +136,7 @@ pub(super) async fn run(follow: Follow) {
             return;
         }
         follow.limit(log.as_deref());
+        follow.board.keep_limit(&follow.cell).await;
         let step = pull.on_answer(answer, follow.options.delay_max);
         follow.board.update(&follow.cell, &pull, true);
         let before = pull.position();

@@ -2,10 +2,12 @@
 //!
 //! A master of ours tells its reigns (`stats lineage`). The original knows none: then the bytes at the end of each log
 //! are compared instead ([`compare_ends`]). What this node wrote itself while it reigned, and the new master does not
-//! have, is set aside and cut; what it was given by somebody else is left as it is, and that partition is not followed:
-//! a master that has less than it gave away is a case for a person.
+//! have, is set aside and cut, and so is what a master gave away under a quorum and lost before it could acknowledge it;
+//! what else it was given by somebody is left as it is, and that partition is not followed: a master that has less than
+//! it gave away is a case for a person.
 
 use super::LinkOptions;
+use super::board::Board;
 use super::compare::{common_end, is_prefix, same_until};
 use crate::lineage::{Ends, Past, Verdict, judge};
 use crate::listing::Listed;
@@ -24,6 +26,7 @@ pub(super) type Held = HashMap<PartitionId, Stop>;
 /// Makes the own logs a prefix of the master's, or says which are not. An error keeps the slave from this master.
 pub(super) async fn join(
     options: &LinkOptions,
+    board: &Board,
     client: &Client,
     greeting: &Greeting,
     listed: &[Listed],
@@ -34,7 +37,7 @@ pub(super) async fn join(
         return Ok(Held::new());
     }
     let theirs = their_lineage(client).await?;
-    let logs: Vec<Ends> = options.store.logs().iter().map(|log| ends(log, listed)).collect();
+    let logs: Vec<Ends> = options.store.logs().iter().map(|log| ends(log, board, listed)).collect();
     let held = match judge(&own, &theirs, options.store.node_id(), options.accept_divergence, &logs) {
         Past::Foreign => return Err(foreign(&own, &theirs)),
         Past::Unknown => compare_ends(options, client, listed).await?,
@@ -78,10 +81,11 @@ async fn settle(
     }
 }
 
-fn ends(log: &Partition, listed: &[Listed]) -> Ends {
+fn ends(log: &Partition, board: &Board, listed: &[Listed]) -> Ends {
     let partition = log.id().clone();
     let theirs = listed.iter().find(|l| l.partition == partition).map_or(Offset::ZERO, |l| l.end);
-    Ends { partition, own: log.positions().written, theirs }
+    let acknowledged = board.acknowledged(&partition);
+    Ends { partition, own: log.positions().written, theirs, acknowledged }
 }
 
 fn foreign(own: &Lineage, theirs: &Lineage) -> String {

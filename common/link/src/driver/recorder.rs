@@ -53,12 +53,13 @@ async fn run(data_path: PathBuf, board: Arc<Board>, finish: CancellationToken) {
         let step_ms = if board.is_following() && !last { HEARD_STEP_MS } else { 1 };
         let changed = board.take_changed() || heard_unix_ms.saturating_sub(saved_heard_unix_ms) >= step_ms;
         if heard_unix_ms > 0 && (changed || failed) {
+            let number = board.begin_save();
             let record = board.record();
             let roll = record.roll;
             match save(&data_path, record).await {
                 Ok(()) => {
                     (saved_heard_unix_ms, failed) = (heard_unix_ms, false);
-                    board.on_saved(roll);
+                    board.on_saved(number, roll);
                 }
                 Err(error) => {
                     if !failed {

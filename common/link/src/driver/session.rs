@@ -141,7 +141,7 @@ impl Session {
         match greeting.as_ref().filter(|greeting| greeting.epoch > 0) {
             None => session.compares = true,
             Some(greeting) => {
-                session.held = join(options, &session.way.client, greeting, &listed).await?;
+                session.held = join(options, board, &session.way.client, greeting, &listed).await?;
                 session.show_held(&listed, session.held.keys());
             }
         }

@@ -1,4 +1,7 @@
 use super::*;
+use crate::held::{NewMessage, placed};
+use bytes::Bytes;
+use metaq_types::MessageId;
 
 fn key(text: &str) -> TransactionKey {
     TransactionKey::parse(&Text::from(text)).unwrap().unwrap()
@@ -8,12 +11,38 @@ fn at(offset: u64) -> Offset {
     Offset::new(offset).unwrap()
 }
 
+const HELD: HeldMax = HeldMax { of_one: 1000, of_all: 1500 };
+const WRITTEN: HeldMax = HeldMax { of_one: 0, of_all: 0 };
+
+/// A message of 100 bytes.
+fn put(table: &mut Table, key: &TransactionKey, id: i64, held_max: HeldMax, journal_end: u64) -> Result<Taken, String> {
+    let number = table.open(1, key).map_err(|refused| refused.to_string())?;
+    let (partition, body) = ("test-0".parse().unwrap(), Bytes::from(vec![b'm'; 100]));
+    let message = NewMessage { flag: 0, checksum: metaq_wire::checksum(&body), body };
+    let held = Held::new(number, key, MessageId(id), &partition, message);
+    let taken = table.put(number, key, &partition, held, held_max, at(journal_end));
+    taken.map_err(|refused| refused.to_string())
+}
+
+fn run(taken: Result<Taken, String>) -> Vec<Held> {
+    match taken.unwrap() {
+        Taken::Run(run) => run,
+        Taken::Held => panic!("it waits in memory"),
+    }
+}
+
+fn ids(run: &[Held]) -> Vec<i64> {
+    run.iter().map(|held| held.id().0).collect()
+}
+
+/// With so many messages, which are in the journal.
 fn begun(key: &TransactionKey, puts: u32) -> Table {
     let mut table = Table::default();
     table.begin(1, key, None, 10, Instant::now()).unwrap();
-    for put in 0..puts {
-        let (number, target) = table.put(1, key, &"test-0".parse().unwrap(), 30).unwrap();
-        table.put_done(number, Some(Message { at: at(u64::from(put) * 30), bytes: 30, target }));
+    for number in 0..puts {
+        let place = u64::from(number) * 1000;
+        let run = run(put(&mut table, key, number.into(), WRITTEN, place));
+        table.run_done(1, placed(&run, at(place)));
     }
     table
 }
@@ -85,7 +114,7 @@ fn what_the_operator_ended_is_told_until_it_is_forgotten() {
         for command in [Command::Prepare, Command::CommitTwoPhase, Command::Rollback] {
             assert_eq!(outcome(table.claim(command, 1, &key)), Err(format!("XAException:{code}")));
         }
-        let put = table.put(1, &key, &"test-0".parse().unwrap(), 9).unwrap_err().to_string();
+        let put = put(&mut table, &key, 9, HELD, 0).unwrap_err();
         assert_eq!(format!("{},msg={put}", code.split(',').next().unwrap()), code);
         assert_eq!(table.recover(None), [XID]);
         assert_eq!(outcome(table.claim(Command::Forget, 1, &key)), Ok(Work::Forget));
@@ -99,7 +128,7 @@ fn commands_wait_while_another_is_carried_out_and_puts_are_refused() {
     assert_eq!(outcome(table.claim(Command::Prepare, 1, &key)), Ok(Work::Prepare));
     let Claim::Wait(mut wait) = table.claim(Command::CommitTwoPhase, 1, &key) else { panic!("it has to wait") };
     assert!(wait.try_recv() == Err(oneshot::error::TryRecvError::Empty));
-    assert!(table.put(1, &key, &"test-0".parse().unwrap(), 9).is_err());
+    assert!(put(&mut table, &key, 9, HELD, 0).is_err());
     table.release(1, State::Prepared);
     assert!(wait.try_recv() == Err(oneshot::error::TryRecvError::Closed));
     assert_eq!(outcome(table.claim(Command::CommitTwoPhase, 1, &key)), Ok(Work::Commit { by_operator: false }));
@@ -121,4 +150,63 @@ fn timers_are_counted_and_end_with_prepare() {
     table.release(1, State::Prepared);
     table.end(2);
     assert_eq!(table.expired(now + Duration::from_secs(9)), Vec::<Number>::new());
+}
+
+#[test]
+fn messages_wait_in_memory_until_there_are_too_many() {
+    let (one, other) = (key(XID), key("TX:s:1"));
+    let mut table = begun(&one, 0);
+    table.begin(1, &other, None, 10, Instant::now()).unwrap();
+    let held = (0..).take_while(|id| put(&mut table, &one, *id, HELD, 7) == Ok(Taken::Held)).count();
+    assert!((3..10).contains(&held), "{held} of 100 bytes and a header each in {HELD:?}");
+    // All that waited goes with the one that did not fit, and the next ones wait again.
+    let number = table.open(1, &one).unwrap();
+    assert_eq!(table.oldest(), Some(at(7)));
+    assert_eq!(table.get(number).unwrap().message_count(), held + 1);
+    assert!(table.unsettled(number).is_some());
+    for id in 0..held {
+        assert_eq!(put(&mut table, &one, 100 + id as i64, HELD, 900), Ok(Taken::Held));
+    }
+    assert_eq!(table.oldest(), Some(at(7)), "the first place stays");
+    // Another one finds little room left in what all share.
+    let room = (0..).take_while(|id| put(&mut table, &other, 200 + id, HELD, 900) == Ok(Taken::Held)).count();
+    assert!(room < held, "{room} as well");
+    table.end(number);
+    assert_eq!(put(&mut table, &other, 300, HELD, 901), Ok(Taken::Held), "what is over has left its room");
+}
+
+#[test]
+fn a_run_that_failed_waits_again_without_its_last() {
+    let key = key(XID);
+    let mut table = begun(&key, 0);
+    for id in 0..2 {
+        assert_eq!(put(&mut table, &key, id, HELD, 0), Ok(Taken::Held));
+    }
+    let first = run(put(&mut table, &key, 2, WRITTEN, 0));
+    assert_eq!(put(&mut table, &key, 3, HELD, 0), Ok(Taken::Held));
+    let second = run(put(&mut table, &key, 4, WRITTEN, 0));
+    assert_eq!((ids(&first), ids(&second)), (vec![0, 1, 2], vec![3, 4]));
+    assert!(table.unsettled(1).is_some());
+    table.run_failed(1, second);
+    table.run_failed(1, first);
+    assert!(table.unsettled(1).is_none());
+    assert_eq!(ids(&table.take_held(1, at(0))), [0, 1, 3], "in the order they were put");
+    let transaction = table.get(1).unwrap();
+    assert_eq!((transaction.message_count(), transaction.run_bytes), (0, 3 * 120));
+}
+
+/// Nothing of it is in the journal, so there is nothing to roll back there.
+#[test]
+fn what_was_not_written_ends_at_once() {
+    let key = key("TX:s:1");
+    let mut table = begun(&key, 0);
+    assert_eq!(put(&mut table, &key, 0, HELD, 0), Ok(Taken::Held));
+    assert_eq!(outcome(table.claim(Command::Rollback, 1, &key)), Err("200 ".to_owned()));
+    assert!(table.get(1).is_none());
+    let mut table = begun(&key, 0);
+    assert_eq!(put(&mut table, &key, 0, HELD, 0), Ok(Taken::Held));
+    assert!(table.end_unwritten(1) && !table.end_unwritten(1));
+    let mut table = begun(&key, 1);
+    assert!(!table.end_unwritten(1), "there is something in the journal");
+    assert_eq!(outcome(table.claim(Command::Rollback, 1, &key)), Ok(Work::Rollback { by_operator: false }));
 }

@@ -6,7 +6,7 @@ pub(crate) mod faulty;
 
 use bytes::Bytes;
 use metaq_store::{Disk, Flush, PartitionRules, Reader, Retention, RulesFor, SliceAt, Store, StoreOptions};
-use metaq_txn::{Command, Coordinator, Recovered, Settings};
+use metaq_txn::{Command, Coordinator, NewMessage, Recovered, Settings};
 use metaq_types::{BrokerId, Offset, PartitionId, TopicName};
 use metaq_wire::{Records, Text, TransactionKey};
 use std::path::PathBuf;
@@ -21,7 +21,13 @@ pub(crate) struct Place {
     pub(crate) threshold: u32,
     pub(crate) partitions: u32,
     pub(crate) synced: bool,
+    /// After which the journal is synced, asked or not.
+    pub(crate) journal_interval: Duration,
     pub(crate) checkpoints_max: u32,
+    /// 0: every message is in the journal when it is answered.
+    pub(crate) held_bytes_max: u32,
+    /// What others hold of the journal at the start, where they are asked.
+    pub(crate) confirmed: Option<Offset>,
 }
 
 impl Place {
@@ -39,11 +45,13 @@ impl Place {
 
     pub(crate) fn rules(&self) -> RulesFor {
         let (data, journal, threshold) = (self.data(), self.journal(), self.threshold);
+        let journal_interval = self.journal_interval;
         Arc::new(move |topic| {
             let is_journal = topic == metaq_types::JOURNAL_TOPIC;
             let threshold = if is_journal { u32::MAX } else { threshold };
+            let interval = if is_journal { journal_interval } else { Duration::from_secs(3600) };
             PartitionRules {
-                flush: Flush { threshold, interval: Duration::from_secs(3600) },
+                flush: Flush { threshold, interval },
                 // Small, so that rolling is among what a crash may meet.
                 segment_bytes_max: if is_journal { 400 } else { 150 },
                 retention: Retention::FOREVER,
@@ -54,7 +62,16 @@ impl Place {
 
     pub(crate) fn new(threshold: u32, partitions: u32) -> Place {
         let directory = tempfile::tempdir().unwrap();
-        Place { directory, threshold, partitions, synced: true, checkpoints_max: 1 }
+        Place {
+            directory,
+            threshold,
+            partitions,
+            synced: true,
+            journal_interval: Duration::from_secs(3600),
+            checkpoints_max: 1,
+            held_bytes_max: 64 * 1024,
+            confirmed: None,
+        }
     }
 
     /// Expects no trouble.
@@ -72,10 +89,14 @@ impl Place {
         options.journal_path = Some(self.journal());
         options.disk = disk;
         let store = Arc::new(Store::open(options).map_err(|error| error.to_string())?);
+        if let (Some(confirmed), Some(journal)) = (self.confirmed, store.journal()) {
+            journal.limit(confirmed);
+        }
         let settings = Settings {
             synced: self.synced,
             timeout_max: Duration::from_secs(60),
             timers_max: 100,
+            held_bytes_max: self.held_bytes_max,
             checkpoints_max: self.checkpoints_max,
             checkpoint_interval: Duration::from_secs(3600),
             checkpoint_bytes: 4000,
@@ -141,11 +162,19 @@ pub(crate) fn fill_of(session: u64, coordinator: &Coordinator, name: &str, targe
 /// A message that bears the transaction's name.
 pub(crate) fn put(session: u64, coordinator: &Coordinator, name: &str, target: &PartitionId) -> Result<(), String> {
     let (sender, receiver) = mpsc::channel();
-    let done = Box::new(move |reply: Result<_, metaq_txn::Refused>| {
-        let _ = sender.send(reply.map(drop).map_err(|refused| refused.to_string()));
-    });
-    coordinator.put(session, &key(name), target, 0, Bytes::from(name.to_owned()), done);
-    receiver.recv_timeout(DEADLINE).expect("no answer within the deadline")
+    let text = |refused: metaq_txn::Refused| refused.to_string();
+    let later = || -> metaq_txn::PutDone {
+        Box::new(move |reply: Result<_, metaq_txn::Refused>| {
+            let _ = sender.send(reply.map(drop).map_err(text));
+        })
+    };
+    let opened = coordinator.opened(session, &key(name)).map_err(text)?;
+    let body = Bytes::from(name.to_owned());
+    let message = NewMessage { flag: 0, checksum: metaq_wire::checksum(&body), body };
+    match coordinator.put(opened, &key(name), target, message, later) {
+        Some(taken) => taken.map(drop).map_err(text),
+        None => receiver.recv_timeout(DEADLINE).expect("no answer within the deadline"),
+    }
 }
 
 pub(crate) fn bodies(store: &Store, target: &PartitionId) -> Vec<String> {

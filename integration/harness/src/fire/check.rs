@@ -45,37 +45,61 @@ pub fn is_announced(entry: &Entry, beginnings: &[Beginning]) -> bool {
     beginnings.iter().any(|later| later.reign > entry.reign && end > later.ends.get(&partition).copied().unwrap_or(0))
 }
 
-/// Reads every partition whole. `lost` is an acknowledged message that is not there and not announced as lost; `ghost`
-/// one that is there although it was refused, or announced as lost; `shifted` lies elsewhere than was told.
+/// Every record that a broker serves.
+#[derive(Debug)]
+pub struct Served(Vec<(Partition, Record)>);
+
+impl Served {
+    /// Reads every partition whole.
+    pub fn read(address: &str) -> Result<Served> {
+        let mut raw = Raw::connect(address)?;
+        let mut all = Vec::new();
+        for topic in TOPICS {
+            for partition in 0..PARTITIONS {
+                let records = raw.read_all(topic, partition, 0)?;
+                all.extend(records.into_iter().map(|record| ((topic, partition), record)));
+            }
+        }
+        Ok(Served(all))
+    }
+
+    /// Each whole message's key, its partition, and where it ends.
+    pub fn places(&self) -> impl Iterator<Item = (u64, (Partition, u64))> {
+        self.0.iter().filter_map(|(partition, record)| Some((key_of(&record.body)?, (*partition, record.end()))))
+    }
+}
+
+/// Reads everything and checks it; see [`check_served`].
 pub fn check(address: &str, ledger: &Ledger, beginnings: &[Beginning]) -> Result<Findings> {
+    Ok(check_served(&Served::read(address)?, ledger, beginnings))
+}
+
+/// `lost` is an acknowledged message that is not there and not announced as lost; `ghost` one that is there although it
+/// was refused, or announced as lost; `shifted` lies elsewhere than was told.
+pub fn check_served(served: &Served, ledger: &Ledger, beginnings: &[Beginning]) -> Findings {
     let entries: HashMap<u64, Entry> = ledger.entries().into_iter().map(|entry| (entry.key, entry)).collect();
     let mut findings = Findings::default();
     let (mut seen, mut ids) = (BTreeSet::new(), BTreeSet::new());
-    let mut raw = Raw::connect(address)?;
-    for topic in TOPICS {
-        for partition in 0..PARTITIONS {
-            let mut last_key = 0;
-            for record in raw.read_all(topic, partition, 0)? {
-                let place = format!("{topic}-{partition} at {}", record.offset);
-                let Some(key) = key_of(&record.body).filter(|_| checksum_fits(&record)) else {
-                    findings.add("corrupt", place);
-                    continue;
-                };
-                if !ids.insert(record.id) {
-                    findings.add("duplicate id", format!("{} {place}", record.id));
-                }
-                if !seen.insert(key) {
-                    findings.add("duplicate", format!("message {key} {place}"));
-                }
-                if key <= last_key {
-                    findings.add("out of order", format!("message {key} after {last_key} {place}"));
-                }
-                last_key = key;
-                match entries.get(&key) {
-                    None => findings.add("ghost", format!("message {key} {place} was never sent")),
-                    Some(entry) => check_one(&mut findings, entry, (topic, partition), &record, beginnings),
-                }
-            }
+    let mut last_keys: HashMap<Partition, u64> = HashMap::new();
+    for ((topic, partition), record) in &served.0 {
+        let place = format!("{topic}-{partition} at {}", record.offset);
+        let Some(key) = key_of(&record.body).filter(|_| checksum_fits(record)) else {
+            findings.add("corrupt", place);
+            continue;
+        };
+        if !ids.insert(record.id) {
+            findings.add("duplicate id", format!("{} {place}", record.id));
+        }
+        if !seen.insert(key) {
+            findings.add("duplicate", format!("message {key} {place}"));
+        }
+        let last_key = last_keys.insert((*topic, *partition), key).unwrap_or(0);
+        if key <= last_key {
+            findings.add("out of order", format!("message {key} after {last_key} {place}"));
+        }
+        match entries.get(&key) {
+            None => findings.add("ghost", format!("message {key} {place} was never sent")),
+            Some(entry) => check_one(&mut findings, entry, (*topic, *partition), record, beginnings),
         }
     }
     for entry in entries.values() {
@@ -84,7 +108,7 @@ pub fn check(address: &str, ledger: &Ledger, beginnings: &[Beginning]) -> Result
             findings.add("lost", format!("{entry:?}"));
         }
     }
-    Ok(findings)
+    findings
 }
 
 fn check_one(findings: &mut Findings, entry: &Entry, partition: Partition, record: &Record, beginnings: &[Beginning]) {

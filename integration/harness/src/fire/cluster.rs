@@ -1,19 +1,22 @@
-//! A master and two slaves of one broker id under one ZooKeeper, each reached by the others, and reaching ZooKeeper,
-//! through a relay of its own. The harness itself goes around the relays.
+//! A master and two slaves of one broker id under one ZooKeeper, in network namespaces of their own or with a relay in
+//! front of each member and each member's ZooKeeper. The harness itself goes around whatever is cut.
 
+use crate::authority::Authority;
 use crate::fire::check::{Beginning, Partition};
 use crate::fire::load::Target;
+use crate::fire::namespaces::{self, Cut, Hub, Namespace, Severed};
 use crate::fire::{PARTITIONS, TOPICS};
 use crate::pair::assert_same;
 use crate::process::{Broker, PATIENCE, Site, wait_until};
 use crate::raw::Raw;
-use crate::relay::Relay;
+use crate::relay::{Flow, Relay};
 use crate::zookeeper::ZooKeeper;
 use anyhow::{Context, Result, bail, ensure};
 use std::collections::BTreeMap;
 use std::fs;
-use std::net::{SocketAddr, TcpListener};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
 use std::path::Path;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 pub const MEMBERS: usize = 3;
@@ -21,13 +24,48 @@ pub const MEMBERS: usize = 3;
 /// Short, so that a master that is gone is known to be gone soon.
 pub const SESSION: Duration = Duration::from_millis(1500);
 
+/// A port is free in a namespace of one's own.
+const PORT: u16 = 8123;
+
+/// How slaves reach their master.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Transport {
+    Tcp,
+    /// With certificates on both sides.
+    Quic,
+}
+
+/// What a cluster runs on; without a hub, on relays.
+#[derive(Clone, Debug)]
+pub struct Setup {
+    pub hub: Option<Arc<Hub>>,
+    pub transport: Transport,
+}
+
+/// Whose packets are stopped between a master and its slaves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Direction {
+    Both,
+    ToMaster,
+    FromMaster,
+}
+
+/// What lies between a member and everybody else.
+#[derive(Debug)]
+pub enum Surroundings {
+    Relays {
+        /// In front of its port, at the address that it registers.
+        front: Relay,
+        zookeeper: Relay,
+    },
+    Namespace(Namespace),
+}
+
 #[derive(Debug)]
 pub struct Member {
     pub site: Site,
-    /// In front of its port, at the address that it registers.
-    pub relay: Relay,
-    pub zookeeper_relay: Relay,
-    /// Its port, around the relay.
+    pub surroundings: Surroundings,
+    /// Its port, around any relay.
     pub direct: String,
     pub broker: Option<Broker>,
 }
@@ -42,27 +80,68 @@ pub struct Cluster {
     pub beginnings: Vec<Beginning>,
     /// Bytes that old masters had and their successors had not, by their files.
     pub counted_loss_bytes: u64,
+    hub: Option<Arc<Hub>>,
+    /// Its files are read by members that start.
+    _authority: Option<Authority>,
 }
 
 impl Member {
-    fn new(number: usize, zookeeper: &ZooKeeper) -> Result<Member> {
-        let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
-        let advertised = SocketAddr::from(([127, 0, 0, 10 + number as u8], port));
-        let direct = SocketAddr::from(([127, 0, 0, 1], port));
-        let relay = Relay::start(advertised, direct)?;
-        let zookeeper_relay = Relay::start("127.0.0.1:0".parse()?, zookeeper.connect().parse()?)?;
+    fn new(number: usize, zookeeper: &ZooKeeper, hub: Option<&Hub>) -> Result<Member> {
         let mut site = Site::new()?;
+        let (surroundings, advertised, direct) = match hub {
+            None => {
+                let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
+                let advertised = SocketAddr::from(([127, 0, 0, 10 + number as u8], port));
+                let direct = SocketAddr::from(([127, 0, 0, 1], port));
+                let front = Relay::start_with_datagrams(advertised, direct)?;
+                let to_zookeeper = Relay::start("127.0.0.1:0".parse()?, zookeeper.connect().parse()?)?;
+                (Surroundings::Relays { front, zookeeper: to_zookeeper }, advertised, direct)
+            }
+            Some(hub) => {
+                let namespace = hub.namespace(number)?;
+                let address = SocketAddr::from((namespace.address, PORT));
+                site.launch_by(namespace.launcher());
+                (Surroundings::Namespace(namespace), address, address)
+            }
+        };
         site.set("hostName", &advertised.ip().to_string());
         site.set("bindHost", &direct.ip().to_string());
-        site.set("serverPort", &port.to_string());
+        site.set("serverPort", &direct.port().to_string());
         site.set("maxSegmentSize", "128*1024");
         for topic in TOPICS {
             site.topic(topic, &[("numPartitions", &PARTITIONS.to_string())]);
         }
+        let reached_at = match &surroundings {
+            Surroundings::Relays { zookeeper, .. } => zookeeper.address.to_string(),
+            Surroundings::Namespace(_) => zookeeper.connect(),
+        };
         site.set_zookeeper("zk.zkEnable", "true");
-        site.set_zookeeper("zk.zkConnect", &zookeeper_relay.address.to_string());
+        site.set_zookeeper("zk.zkConnect", &reached_at);
         site.set_zookeeper("zk.zkSessionTimeoutMs", &SESSION.as_millis().to_string());
-        Ok(Member { site, relay, zookeeper_relay, direct: direct.to_string(), broker: None })
+        Ok(Member { site, surroundings, direct: direct.to_string(), broker: None })
+    }
+
+    /// The relay in front of it.
+    pub fn relay(&self) -> Result<&Relay> {
+        match &self.surroundings {
+            Surroundings::Relays { front, .. } => Ok(front),
+            Surroundings::Namespace(_) => bail!("this cluster has no relays"),
+        }
+    }
+
+    /// The relay between it and ZooKeeper.
+    pub fn zookeeper_relay(&self) -> Result<&Relay> {
+        match &self.surroundings {
+            Surroundings::Relays { zookeeper, .. } => Ok(zookeeper),
+            Surroundings::Namespace(_) => bail!("this cluster has no relays"),
+        }
+    }
+
+    fn address(&self) -> Result<Ipv4Addr> {
+        match self.direct.parse::<SocketAddr>()?.ip() {
+            IpAddr::V4(address) => Ok(address),
+            IpAddr::V6(address) => bail!("{address} is no address of version 4"),
+        }
     }
 
     pub fn broker(&mut self) -> Result<&mut Broker> {
@@ -125,14 +204,40 @@ impl Cluster {
     }
 
     /// The same with what `configure` changes in each member's site.
-    pub fn start_with(mut configure: impl FnMut(usize, &mut Site) -> Result<()>) -> Result<Cluster> {
-        let zookeeper = ZooKeeper::start()?;
-        let mut members = (0..MEMBERS).map(|number| Member::new(number, &zookeeper)).collect::<Result<Vec<_>>>()?;
+    pub fn start_with(configure: impl FnMut(usize, &mut Site) -> Result<()>) -> Result<Cluster> {
+        Cluster::start_on(Setup { hub: None, transport: Transport::Tcp }, configure)
+    }
+
+    pub fn start_on(setup: Setup, mut configure: impl FnMut(usize, &mut Site) -> Result<()>) -> Result<Cluster> {
+        let Setup { hub, transport } = setup;
+        let zookeeper = match &hub {
+            None => ZooKeeper::start()?,
+            Some(_) => ZooKeeper::start_on(namespaces::ZOOKEEPER.into())?,
+        };
+        let mut members =
+            (0..MEMBERS).map(|number| Member::new(number, &zookeeper, hub.as_deref())).collect::<Result<Vec<_>>>()?;
+        let authority = match transport {
+            Transport::Tcp => None,
+            Transport::Quic => Some(Authority::new("fire")?),
+        };
         for (number, member) in members.iter_mut().enumerate() {
+            if let Some(authority) = &authority {
+                let host = member.site.get("hostName").context("a member has a name")?.to_owned();
+                authority.issue_at(&format!("member{number}"), &host)?.configure(&mut member.site);
+                member.site.set("replicationTransport", "quic");
+            }
             configure(number, &mut member.site)?;
         }
-        let mut cluster =
-            Cluster { zookeeper, members, master: 0, reign: 0, beginnings: Vec::new(), counted_loss_bytes: 0 };
+        let mut cluster = Cluster {
+            zookeeper,
+            members,
+            master: 0,
+            reign: 0,
+            beginnings: Vec::new(),
+            counted_loss_bytes: 0,
+            hub,
+            _authority: authority,
+        };
         let mut master = cluster.members[0].site.start_master(&[])?;
         master.wait_for_line("accepting messages")?;
         cluster.members[0].broker = Some(master);
@@ -292,12 +397,60 @@ impl Cluster {
         Ok(())
     }
 
-    /// Every relay passes everything again.
-    pub fn heal(&self) {
-        for member in &self.members {
-            member.relay.restore();
-            member.zookeeper_relay.restore();
+    /// Stops packets between the master and its slaves. Relays know no refusal: there `cut` makes no difference.
+    pub fn cut_replication(&self, direction: Direction, cut: Cut) -> Result<()> {
+        let master = &self.members[self.master];
+        let Some(hub) = &self.hub else {
+            let flow = |only| if direction == only { Flow::default() } else { Flow::STALLED };
+            master.relay()?.set(flow(Direction::FromMaster), flow(Direction::ToMaster));
+            return Ok(());
+        };
+        let mut severed = Vec::new();
+        for slave in self.slaves() {
+            let (slave, master) = (self.members[slave].address()?, master.address()?);
+            if direction != Direction::FromMaster {
+                severed.push(Severed { from: slave, to: master, cut });
+            }
+            if direction != Direction::ToMaster {
+                severed.push(Severed { from: master, to: slave, cut });
+            }
         }
+        hub.sever(&severed)
+    }
+
+    /// Stops packets between a member and ZooKeeper, both ways.
+    pub fn cut_from_zookeeper(&self, member: usize, cut: Cut) -> Result<()> {
+        let member = &self.members[member];
+        let Some(hub) = &self.hub else {
+            member.zookeeper_relay()?.stall();
+            return Ok(());
+        };
+        let (address, zookeeper) = (member.address()?, namespaces::ZOOKEEPER);
+        hub.sever(&[Severed { from: address, to: zookeeper, cut }, Severed { from: zookeeper, to: address, cut }])
+    }
+
+    /// Ends the connections between the master and its slaves, once.
+    pub fn reset_replication(&self) -> Result<()> {
+        if self.hub.is_none() {
+            self.members[self.master].relay()?.reset();
+            return Ok(());
+        }
+        self.cut_replication(Direction::Both, Cut::Reject)?;
+        // Long enough for a packet to meet the rule.
+        std::thread::park_timeout(Duration::from_millis(100));
+        self.heal()
+    }
+
+    /// Everything passes again.
+    pub fn heal(&self) -> Result<()> {
+        if let Some(hub) = &self.hub {
+            return hub.heal();
+        }
+        for member in &self.members {
+            member.relay()?.restore();
+            member.zookeeper_relay()?.restore();
+        }
+        Ok(())
     }
 
     /// A master whose lease ran out accepts messages again.

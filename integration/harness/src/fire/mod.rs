@@ -3,8 +3,14 @@
 pub mod check;
 pub mod cluster;
 pub mod consume;
+pub mod disk;
+pub mod java;
 pub mod ledger;
 pub mod load;
+pub mod namespaces;
+pub mod quorum_members;
+pub mod quorum_rounds;
+pub mod quorum_witness;
 pub mod rounds;
 
 /// The topics of the load; each has [`PARTITIONS`].

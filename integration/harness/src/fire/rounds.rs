@@ -1,97 +1,171 @@
 //! Rounds of one fault each, under load; every round ends whole, and with everything checked.
+//!
+//! Clusters take turns: members in network namespaces with packets cut by nftables, or behind relays that delay, lose and
+//! reorder as well; replication over TCP or QUIC. Two Java consumers read all rounds, as one group.
 
 use crate::fire::Rng;
-use crate::fire::check::{Partition, check, is_announced};
-use crate::fire::cluster::{Cluster, SESSION};
+use crate::fire::check::{Partition, Served, check_served, is_announced};
+use crate::fire::cluster::{Cluster, Direction, SESSION, Setup, Transport};
 use crate::fire::consume::Consumer;
+use crate::fire::disk::SlowDisk;
+use crate::fire::java::{Counts, JavaConsumers};
 use crate::fire::load::Load;
+use crate::fire::namespaces::{Cut, Hub};
 use crate::process::wait_until;
 use crate::relay::Flow;
 use anyhow::{Context, Result, ensure};
 use rustix::process::Signal;
 use std::collections::BTreeMap;
+use std::io::Write;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// A cluster is replaced after so many rounds, as each check reads everything.
-const ROUNDS_A_CLUSTER: usize = 10;
+const ROUNDS_A_CLUSTER_MAX: usize = 10;
 
-/// After healing everything is whole again this soon. What is measured is printed; this bound leaves room for a machine
-/// that has other work.
-const WHOLE_WITHIN: Duration = Duration::from_secs(10);
+/// Few rounds still see each kind of cluster.
+const CLUSTER_KINDS: usize = 4;
 
-const STALLED: Flow = Flow { stalled: true, delay: Duration::ZERO };
+/// After healing everything is whole again this soon.
+const WHOLE_WITHIN: Duration = Duration::from_secs(5);
+
+/// And the Java consumers have read everything: they find a new master, or a lost connection, at their own pace.
+const JAVA_WITHIN: Duration = Duration::from_secs(10);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fault {
-    KillMaster { promote: bool },
-    StopMaster { promote: bool },
-    SwitchOver,
+    /// A slave takes the master's place, and the old master comes back as its slave.
+    Succession(Departure),
+    KillMaster,
+    StopMaster,
     KillSlave,
     StopSlave,
-    CutReplication,
-    CutOneWay { to_master: bool },
-    SlowReplication,
+    CutReplication(Direction),
     ResetReplication,
-    CutMasterFromZooKeeper { promote: bool },
+    /// Late, and some of it lost and out of order: relays only.
+    BadReplication,
+    CutMasterFromZooKeeper,
     CutSlavesFromZooKeeper,
     RestartZooKeeper,
+    SlowDisk {
+        master: bool,
+    },
 }
 
-const FAULTS: [Fault; 15] = [
-    Fault::KillMaster { promote: true },
-    Fault::CutReplication,
-    Fault::StopMaster { promote: true },
+/// How a master leaves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Departure {
+    InOrder,
+    Killed,
+    /// By SIGSTOP, until the new one reigns.
+    Stopped,
+    /// From ZooKeeper and from its slaves, but not from its clients.
+    CutOff,
+}
+
+const FAULTS: [Fault; 18] = [
+    Fault::Succession(Departure::Killed),
+    Fault::CutReplication(Direction::Both),
+    Fault::Succession(Departure::Stopped),
+    Fault::SlowDisk { master: false },
+    Fault::Succession(Departure::CutOff),
+    Fault::BadReplication,
     Fault::KillSlave,
-    Fault::CutMasterFromZooKeeper { promote: true },
-    Fault::CutOneWay { to_master: false },
-    Fault::SwitchOver,
-    Fault::KillMaster { promote: false },
+    Fault::CutReplication(Direction::FromMaster),
+    Fault::Succession(Departure::InOrder),
+    Fault::KillMaster,
     Fault::StopSlave,
     Fault::ResetReplication,
-    Fault::CutOneWay { to_master: true },
+    Fault::CutReplication(Direction::ToMaster),
+    Fault::SlowDisk { master: true },
     Fault::RestartZooKeeper,
-    Fault::SlowReplication,
-    Fault::StopMaster { promote: false },
+    Fault::StopMaster,
     Fault::CutSlavesFromZooKeeper,
+    Fault::CutMasterFromZooKeeper,
 ];
 
 /// What the rounds came to.
 #[derive(Clone, Debug, Default)]
 pub struct Summary {
     pub rounds: usize,
+    pub rounds_in_namespaces: usize,
+    pub rounds_over_quic: usize,
     pub acknowledged: usize,
     /// Acknowledged by an old master, beyond its successor's end; announced.
     pub lost_announced: usize,
     pub lost_announced_bytes: u64,
     pub slowest_heal: Duration,
+    pub slowest_java: Duration,
+    pub java: Counts,
 }
 
 /// Runs the rounds that follow from the seed.
 pub fn run(seed: u64, rounds: usize) -> Result<Summary> {
+    // The thread that enters a hub does not come back from it.
+    std::thread::scope(|scope| {
+        let run = scope.spawn(|| run_here(seed, rounds));
+        run.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    })
+}
+
+fn run_here(seed: u64, rounds: usize) -> Result<Summary> {
+    let hub = match Hub::enter() {
+        Ok(hub) => Some(Arc::new(hub)),
+        Err(reason) => {
+            // Past the capture of a test's output: it must be seen also when all goes well.
+            let _ = writeln!(
+                std::io::stderr(),
+                "\n!!! fire: NO NETWORK NAMESPACES, so no packet is cut; all rounds run on relays: {reason:#}\n"
+            );
+            None
+        }
+    };
+    let mut java = JavaConsumers::start()?;
     let mut summary = Summary::default();
     let mut rng = Rng::new(seed);
-    while summary.rounds < rounds {
-        let count = ROUNDS_A_CLUSTER.min(rounds - summary.rounds);
-        run_on_one_cluster(&mut rng, count, &mut summary)?;
+    let a_cluster = rounds.div_ceil(CLUSTER_KINDS).min(ROUNDS_A_CLUSTER_MAX);
+    for kind in 0.. {
+        if summary.rounds >= rounds {
+            break;
+        }
+        let count = a_cluster.min(rounds - summary.rounds);
+        let setup = Setup {
+            hub: hub.clone().filter(|_| kind % 2 == 0),
+            transport: if kind % 4 < 2 { Transport::Quic } else { Transport::Tcp },
+        };
+        run_on_one_cluster(setup, &mut java, &mut rng, count, &mut summary)?;
     }
+    summary.java = java.counts;
     Ok(summary)
 }
 
-fn run_on_one_cluster(rng: &mut Rng, count: usize, summary: &mut Summary) -> Result<()> {
-    let mut cluster = Cluster::start()?;
+fn run_on_one_cluster(
+    setup: Setup,
+    java: &mut JavaConsumers,
+    rng: &mut Rng,
+    count: usize,
+    summary: &mut Summary,
+) -> Result<()> {
+    let (in_namespaces, over) = (setup.hub.is_some(), setup.transport);
+    let place = if in_namespaces { "namespaces" } else { "relays" };
+    let mut cluster = Cluster::start_on(setup, |_, _| Ok(()))?;
     let load = Load::start(cluster.target());
     let consumer = Consumer::start(cluster.target());
+    java.begin(&cluster.zookeeper.connect())?;
     let clients = Clients { load: &load, consumer: &consumer };
     for _ in 0..count {
         // In turn, from a random one on within the first lap: few rounds see different kinds, many see all.
         let fault = FAULTS[(summary.rounds + rng.within(0, 3) as usize) % FAULTS.len()];
-        println!("round {}: {fault:?}", summary.rounds);
-        let took =
-            round(&mut cluster, clients, rng, fault).with_context(|| format!("round {} {fault:?}", summary.rounds))?;
-        println!("round {}: whole after {took:?}, {} acknowledged", summary.rounds, load.acknowledged());
-        summary.slowest_heal = summary.slowest_heal.max(took);
+        let what = format!("round {} on {place} over {over:?}: {fault:?}", summary.rounds);
+        let healing = round(&mut cluster, clients, java, rng, fault).with_context(|| what.clone())?;
+        println!("{what}: whole after {:.1?}, for Java after {:.1?}", healing.whole, healing.java);
+        summary.slowest_heal = summary.slowest_heal.max(healing.whole);
+        summary.slowest_java = summary.slowest_java.max(healing.java);
         summary.rounds += 1;
+        summary.rounds_in_namespaces += usize::from(in_namespaces);
+        summary.rounds_over_quic += usize::from(over == Transport::Quic);
     }
+    java.end()?;
     let entries = load.ledger().entries();
     summary.acknowledged += load.acknowledged();
     summary.lost_announced += entries.iter().filter(|entry| is_announced(entry, &cluster.beginnings)).count();
@@ -114,13 +188,25 @@ impl Clients<'_> {
     }
 }
 
-fn round(cluster: &mut Cluster, clients: Clients<'_>, rng: &mut Rng, fault: Fault) -> Result<Duration> {
+/// How long after healing.
+struct Healing {
+    whole: Duration,
+    java: Duration,
+}
+
+fn round(
+    cluster: &mut Cluster,
+    clients: Clients<'_>,
+    java: &mut JavaConsumers,
+    rng: &mut Rng,
+    fault: Fault,
+) -> Result<Healing> {
     let Clients { load, consumer } = clients;
     let before = load.acknowledged();
     wait_until("some load", || Ok((load.acknowledged() > before + 60).then_some(())))?;
     let for_a_while = Duration::from_millis(rng.within(200, 2_500));
     inflict(cluster, clients, rng, fault, for_a_while)?;
-    cluster.heal();
+    cluster.heal()?;
     let healed = Instant::now();
     cluster.wait_accepting()?;
     let before = load.acknowledged();
@@ -128,13 +214,16 @@ fn round(cluster: &mut Cluster, clients: Clients<'_>, rng: &mut Rng, fault: Faul
     load.pause()?;
     cluster.wait_whole()?;
     consumer.catch_up(&cluster.served_ends()?)?;
-    let took = healed.elapsed();
-    ensure!(took < WHOLE_WITHIN, "stuck: everything was whole only {took:?} after healing");
+    let whole = healed.elapsed();
+    ensure!(whole < WHOLE_WITHIN, "stuck: everything was whole only {whole:?} after healing");
     cluster.assert_same()?;
-    let findings = check(&cluster.members[cluster.master].direct, load.ledger(), &cluster.beginnings)?;
-    findings.assert_none()?;
+    let served = Served::read(&cluster.members[cluster.master].direct)?;
+    check_served(&served, load.ledger(), &cluster.beginnings).assert_none()?;
+    java.catch_up(&served, &cluster.beginnings)?;
+    let java = healed.elapsed();
+    ensure!(java < JAVA_WITHIN, "stuck: the Java consumers had everything only {java:?} after healing");
     load.resume();
-    Ok(took)
+    Ok(Healing { whole, java })
 }
 
 fn inflict(
@@ -148,78 +237,45 @@ fn inflict(
     let slaves = cluster.slaves();
     let slave = slaves[rng.within(0, slaves.len() as u64) as usize];
     match fault {
-        Fault::KillMaster { promote } => {
-            let confirmed = slaves.iter().map(|slave| cluster.confirmed(*slave)).collect::<Result<Vec<_>>>()?;
+        Fault::Succession(departure) => return succeed(cluster, clients, rng, departure),
+        Fault::KillMaster => {
             cluster.members[master].kill()?;
-            if promote {
-                promote_best(cluster, clients)?;
-                let promoted = slaves.iter().position(|slave| *slave == cluster.master);
-                holds_what_it_confirmed(cluster, &confirmed[promoted.context("a slave was promoted")?])?;
-                return cluster.rejoin(master);
-            }
             let mut again = cluster.members[master].site.start_master(&[])?;
             again.wait_for_line("accepting messages")?;
             cluster.members[master].broker = Some(again);
         }
-        Fault::StopMaster { promote } => {
-            cluster.members[master].broker()?.signal(Signal::STOP)?;
-            if !promote {
-                last(while_it_lasts);
-                return cluster.members[master].broker()?.signal(Signal::CONT);
-            }
-            promote_best(cluster, clients)?;
-            cluster.members[master].broker()?.signal(Signal::CONT)?;
-            return rejoin_the_replaced(cluster, master);
-        }
-        Fault::SwitchOver => {
-            cluster.members[master].stop()?;
-            promote_best(cluster, clients)?;
-            return cluster.rejoin(master);
-        }
+        Fault::StopMaster => stop_for(cluster, master, while_it_lasts)?,
         Fault::KillSlave => {
             cluster.members[slave].kill()?;
             last(while_it_lasts);
             cluster.start_slave(slave, false)?;
         }
-        Fault::StopSlave => {
-            cluster.members[slave].broker()?.signal(Signal::STOP)?;
-            last(while_it_lasts);
-            cluster.members[slave].broker()?.signal(Signal::CONT)?;
-        }
-        Fault::CutReplication => {
-            cluster.members[master].relay.stall();
+        Fault::StopSlave => stop_for(cluster, slave, while_it_lasts)?,
+        Fault::CutReplication(direction) => {
+            cluster.cut_replication(direction, any_cut(rng))?;
             last(while_it_lasts);
         }
-        Fault::CutOneWay { to_master } => {
-            let (there, back) = if to_master { (STALLED, Flow::default()) } else { (Flow::default(), STALLED) };
-            cluster.members[master].relay.set(there, back);
+        Fault::ResetReplication => return resets(cluster, rng, while_it_lasts),
+        Fault::BadReplication => {
+            let Ok(relay) = cluster.members[master].relay() else {
+                return resets(cluster, rng, while_it_lasts);
+            };
+            let bad = Flow {
+                delay: Duration::from_millis(rng.within(5, 80)),
+                lost_per_mille: rng.within(0, 100) as u32,
+                reordered_per_mille: rng.within(0, 200) as u32,
+                ..Flow::default()
+            };
+            relay.set(bad, bad);
             last(while_it_lasts);
         }
-        Fault::SlowReplication => {
-            let slow = Flow { delay: Duration::from_millis(rng.within(5, 80)), ..Flow::default() };
-            cluster.members[master].relay.set(slow, slow);
-            last(while_it_lasts);
-        }
-        Fault::ResetReplication => {
-            for _ in 0..rng.within(1, 5) {
-                cluster.members[master].relay.reset();
-                last(while_it_lasts / 5);
-            }
-        }
-        Fault::CutMasterFromZooKeeper { promote } => {
-            cluster.members[master].zookeeper_relay.stall();
-            if !promote {
-                last(SESSION + while_it_lasts);
-                return Ok(());
-            }
-            // From the slaves it is cut off as well, or the one promoted would find it alive.
-            cluster.members[master].relay.stall();
-            promote_best(cluster, clients)?;
-            cluster.heal();
-            return rejoin_the_replaced(cluster, master);
+        Fault::CutMasterFromZooKeeper => {
+            cluster.cut_from_zookeeper(master, any_cut(rng))?;
+            last(SESSION + while_it_lasts);
         }
         Fault::CutSlavesFromZooKeeper => {
-            slaves.iter().for_each(|slave| cluster.members[*slave].zookeeper_relay.stall());
+            let cut = any_cut(rng);
+            slaves.iter().try_for_each(|slave| cluster.cut_from_zookeeper(*slave, cut))?;
             last(SESSION + while_it_lasts);
         }
         Fault::RestartZooKeeper => {
@@ -227,6 +283,67 @@ fn inflict(
             last(while_it_lasts);
             cluster.zookeeper.run()?;
         }
+        Fault::SlowDisk { master: of_master } => {
+            let member = if of_master { master } else { slave };
+            let sync = Duration::from_millis(rng.within(20, 250));
+            let _slow = SlowDisk::attach(cluster.members[member].broker()?.pid(), sync)?;
+            last(while_it_lasts);
+        }
+    }
+    Ok(())
+}
+
+fn succeed(cluster: &mut Cluster, clients: Clients<'_>, rng: &mut Rng, departure: Departure) -> Result<()> {
+    let old = cluster.master;
+    match departure {
+        Departure::InOrder => {
+            cluster.members[old].stop()?;
+            promote_best(cluster, clients)?;
+            cluster.rejoin(old)
+        }
+        Departure::Killed => {
+            let slaves = cluster.slaves();
+            let confirmed = slaves.iter().map(|slave| cluster.confirmed(*slave)).collect::<Result<Vec<_>>>()?;
+            cluster.members[old].kill()?;
+            promote_best(cluster, clients)?;
+            let promoted = slaves.iter().position(|slave| *slave == cluster.master);
+            holds_what_it_confirmed(cluster, &confirmed[promoted.context("a slave was promoted")?])?;
+            cluster.rejoin(old)
+        }
+        Departure::Stopped => {
+            cluster.members[old].broker()?.signal(Signal::STOP)?;
+            promote_best(cluster, clients)?;
+            cluster.members[old].broker()?.signal(Signal::CONT)?;
+            rejoin_the_replaced(cluster, old)
+        }
+        Departure::CutOff => {
+            let cut = any_cut(rng);
+            cluster.cut_from_zookeeper(old, cut)?;
+            // Or the one promoted would find it alive.
+            cluster.cut_replication(Direction::Both, cut)?;
+            promote_best(cluster, clients)?;
+            cluster.heal()?;
+            rejoin_the_replaced(cluster, old)
+        }
+    }
+}
+
+fn stop_for(cluster: &mut Cluster, member: usize, time: Duration) -> Result<()> {
+    let broker = cluster.members[member].broker()?;
+    broker.signal(Signal::STOP)?;
+    last(time);
+    broker.signal(Signal::CONT)
+}
+
+fn any_cut(rng: &mut Rng) -> Cut {
+    if rng.within(0, 2) == 0 { Cut::Drop } else { Cut::Reject }
+}
+
+/// The connections between master and slaves end again and again.
+fn resets(cluster: &Cluster, rng: &mut Rng, while_it_lasts: Duration) -> Result<()> {
+    for _ in 0..rng.within(1, 5) {
+        cluster.reset_replication()?;
+        last(while_it_lasts / 5);
     }
     Ok(())
 }
