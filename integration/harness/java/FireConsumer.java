@@ -115,7 +115,7 @@ public final class FireConsumer {
             Thread closing = new Thread(this::close);
             closing.setDaemon(true);
             closing.start();
-            closing.join(5000);
+            closing.join(1000);
             synchronized (this) {
                 this.say("ended " + this.name);
                 this.over = true;

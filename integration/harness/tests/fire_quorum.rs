@@ -3,8 +3,12 @@
 //! METAQ_ROUNDS sets how many rounds (6), METAQ_SEED which (from the clock); both are printed.
 
 use anyhow::{Result, ensure};
-use metaq_harness::fire::Rng;
-use metaq_harness::fire::quorum_rounds;
+use metaq_harness::fire::check::check;
+use metaq_harness::fire::cluster::{MEMBERS, Transport};
+use metaq_harness::fire::load::Load;
+use metaq_harness::fire::quorum_members::Members;
+use metaq_harness::fire::{Rng, quorum_rounds};
+use metaq_harness::process::wait_until;
 use metaq_harness::shaky_disk::{Faults, ShakyDisk};
 use std::fs::{self, File};
 use std::io::{ErrorKind, Write};
@@ -26,6 +30,24 @@ fn rounds_of_faults_lose_nothing_that_a_quorum_acknowledged() -> Result<()> {
     let summary = quorum_rounds::run(seed, rounds as usize)?;
     println!("acknowledged lost 0, ghosts readable 0, shifted 0: {summary:#?}");
     ensure!(summary.acknowledged > 60 * rounds as usize, "hardly any load: {summary:?}");
+    Ok(())
+}
+
+/// The rounds can fail: on disks that lie about their syncs messages are lost, and that is found.
+#[test]
+fn a_loss_is_found() -> Result<()> {
+    if ShakyDisk::is_missing("that rounds under a quorum find a loss") {
+        return Ok(());
+    }
+    let mut members = Members::start(Transport::Tcp)?;
+    let load = Load::start(members.cluster.target());
+    (0..MEMBERS).for_each(|member| members.set_disk(member, Faults::lying()));
+    wait_until("some load", || Ok((load.acknowledged() > 60).then_some(())))?;
+    load.pause()?;
+    members.cut_power(&[0, 1, 2], &mut Rng::new(3))?;
+    members.start_master(0)?;
+    let findings = check(&members.cluster.members[0].direct, load.ledger(), &[])?;
+    ensure!(findings.0.contains_key("lost"), "{findings:?}");
     Ok(())
 }
 

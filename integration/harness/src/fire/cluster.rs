@@ -53,12 +53,15 @@ pub enum Direction {
 /// What lies between a member and everybody else.
 #[derive(Debug)]
 pub enum Surroundings {
-    Relays {
-        /// In front of its port, at the address that it registers.
-        front: Relay,
-        zookeeper: Relay,
-    },
+    Relays(Box<Relays>),
     Namespace(Namespace),
+}
+
+#[derive(Debug)]
+pub struct Relays {
+    /// In front of its port, at the address that it registers.
+    front: Relay,
+    zookeeper: Relay,
 }
 
 #[derive(Debug)]
@@ -95,7 +98,8 @@ impl Member {
                 let direct = SocketAddr::from(([127, 0, 0, 1], port));
                 let front = Relay::start_with_datagrams(advertised, direct)?;
                 let to_zookeeper = Relay::start("127.0.0.1:0".parse()?, zookeeper.connect().parse()?)?;
-                (Surroundings::Relays { front, zookeeper: to_zookeeper }, advertised, direct)
+                let relays = Relays { front, zookeeper: to_zookeeper };
+                (Surroundings::Relays(Box::new(relays)), advertised, direct)
             }
             Some(hub) => {
                 let namespace = hub.namespace(number)?;
@@ -112,7 +116,7 @@ impl Member {
             site.topic(topic, &[("numPartitions", &PARTITIONS.to_string())]);
         }
         let reached_at = match &surroundings {
-            Surroundings::Relays { zookeeper, .. } => zookeeper.address.to_string(),
+            Surroundings::Relays(relays) => relays.zookeeper.address.to_string(),
             Surroundings::Namespace(_) => zookeeper.connect(),
         };
         site.set_zookeeper("zk.zkEnable", "true");
@@ -124,7 +128,7 @@ impl Member {
     /// The relay in front of it.
     pub fn relay(&self) -> Result<&Relay> {
         match &self.surroundings {
-            Surroundings::Relays { front, .. } => Ok(front),
+            Surroundings::Relays(relays) => Ok(&relays.front),
             Surroundings::Namespace(_) => bail!("this cluster has no relays"),
         }
     }
@@ -132,7 +136,7 @@ impl Member {
     /// The relay between it and ZooKeeper.
     pub fn zookeeper_relay(&self) -> Result<&Relay> {
         match &self.surroundings {
-            Surroundings::Relays { zookeeper, .. } => Ok(zookeeper),
+            Surroundings::Relays(relays) => Ok(&relays.zookeeper),
             Surroundings::Namespace(_) => bail!("this cluster has no relays"),
         }
     }

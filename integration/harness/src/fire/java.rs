@@ -129,9 +129,10 @@ impl JavaConsumers {
         }
     }
 
-    /// Returns when the group has received everything that is served. An error says what it missed, or saw and must not
-    /// have seen. Nothing may be written meanwhile.
-    pub fn catch_up(&mut self, served: &Served, beginnings: &[Beginning]) -> Result<()> {
+    /// Returns when the group has received everything that is served, and answers whether it is still the same group. An
+    /// error says what it missed, or saw and must not have seen. Nothing may be written meanwhile.
+    pub fn catch_up(&mut self, served: &Served, beginnings: &[Beginning]) -> Result<bool> {
+        let anew_before = self.counts.begun_anew;
         let places = served.places().collect();
         let view = View { places, beginnings };
         let deadline = Instant::now() + PATIENCE;
@@ -147,7 +148,7 @@ impl JavaConsumers {
             }
             let missing = view.places.len() - delivered.len();
             if missing == 0 {
-                return Ok(());
+                return Ok(self.counts.begun_anew == anew_before);
             }
             if Instant::now() > deadline {
                 let first = view.places.iter().find(|(key, _)| !delivered.contains(key));
@@ -179,7 +180,8 @@ impl JavaConsumers {
         format!("fire-{}", self.groups)
     }
 
-    fn log_tail(&self) -> String {
+    /// The last the client logged.
+    pub fn log_tail(&self) -> String {
         let log = fs::read_to_string(&self.log).unwrap_or_default();
         let lines: Vec<&str> = log.lines().collect();
         lines[lines.len().saturating_sub(60)..].join("\n")

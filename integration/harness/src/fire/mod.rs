@@ -1,5 +1,7 @@
 //! Fault rounds on real processes: a master, its slaves and a ZooKeeper under load, a ledger of every put, and a checker.
 
+use std::io::Write;
+
 pub mod check;
 pub mod cluster;
 pub mod consume;
@@ -16,6 +18,12 @@ pub mod rounds;
 /// The topics of the load; each has [`PARTITIONS`].
 pub const TOPICS: [&str; 3] = ["fire-a", "fire-b", "fire-c"];
 pub const PARTITIONS: i32 = 4;
+
+/// Past the capture of a test's output: what could not be done must be seen also when all goes well.
+pub fn say_loudly(what: &str) {
+    // Nobody reads it: then nobody misses it.
+    let _ = writeln!(std::io::stderr(), "\n!!! fire: {what}\n");
+}
 
 /// Random numbers that depend on nothing but their seed (SplitMix64).
 #[derive(Clone, Debug)]

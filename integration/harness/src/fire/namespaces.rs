@@ -237,8 +237,7 @@ mod tests {
         let hub = match Hub::enter() {
             Ok(hub) => hub,
             Err(reason) => {
-                let _ = writeln!(std::io::stderr(), "\n!!! NOT TESTED: cuts in network namespaces: {reason:#}\n");
-                return;
+                return crate::fire::say_loudly(&format!("NOT TESTED: cuts in network namespaces: {reason:#}"));
             }
         };
         let (one, two) = (hub.namespace(0).unwrap(), hub.namespace(1).unwrap());

@@ -3,7 +3,6 @@
 //! Clusters take turns: members in network namespaces with packets cut by nftables, or behind relays that delay, lose and
 //! reorder as well; replication over TCP or QUIC. Two Java consumers read all rounds, as one group.
 
-use crate::fire::Rng;
 use crate::fire::check::{Partition, Served, check_served, is_announced};
 use crate::fire::cluster::{Cluster, Direction, SESSION, Setup, Transport};
 use crate::fire::consume::Consumer;
@@ -11,12 +10,12 @@ use crate::fire::disk::SlowDisk;
 use crate::fire::java::{Counts, JavaConsumers};
 use crate::fire::load::Load;
 use crate::fire::namespaces::{Cut, Hub};
+use crate::fire::{Rng, say_loudly};
 use crate::process::wait_until;
 use crate::relay::Flow;
 use anyhow::{Context, Result, ensure};
 use rustix::process::Signal;
 use std::collections::BTreeMap;
-use std::io::Write;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -112,11 +111,7 @@ fn run_here(seed: u64, rounds: usize) -> Result<Summary> {
     let hub = match Hub::enter() {
         Ok(hub) => Some(Arc::new(hub)),
         Err(reason) => {
-            // Past the capture of a test's output: it must be seen also when all goes well.
-            let _ = writeln!(
-                std::io::stderr(),
-                "\n!!! fire: NO NETWORK NAMESPACES, so no packet is cut; all rounds run on relays: {reason:#}\n"
-            );
+            say_loudly(&format!("NO NETWORK NAMESPACES, so no packet is cut; all rounds run on relays: {reason:#}"));
             None
         }
     };
@@ -160,7 +155,7 @@ fn run_on_one_cluster(
         let healing = round(&mut cluster, clients, java, rng, fault).with_context(|| what.clone())?;
         println!("{what}: whole after {:.1?}, for Java after {:.1?}", healing.whole, healing.java);
         summary.slowest_heal = summary.slowest_heal.max(healing.whole);
-        summary.slowest_java = summary.slowest_java.max(healing.java);
+        summary.slowest_java = summary.slowest_java.max(healing.java.unwrap_or_default());
         summary.rounds += 1;
         summary.rounds_in_namespaces += usize::from(in_namespaces);
         summary.rounds_over_quic += usize::from(over == Transport::Quic);
@@ -191,7 +186,8 @@ impl Clients<'_> {
 /// How long after healing.
 struct Healing {
     whole: Duration,
-    java: Duration,
+    /// `None` where a new group had to read everything.
+    java: Option<Duration>,
 }
 
 fn round(
@@ -219,11 +215,15 @@ fn round(
     cluster.assert_same()?;
     let served = Served::read(&cluster.members[cluster.master].direct)?;
     check_served(&served, load.ledger(), &cluster.beginnings).assert_none()?;
-    java.catch_up(&served, &cluster.beginnings)?;
-    let java = healed.elapsed();
-    ensure!(java < JAVA_WITHIN, "stuck: the Java consumers had everything only {java:?} after healing");
+    let is_same_group = java.catch_up(&served, &cluster.beginnings)?;
+    let took = healed.elapsed();
+    ensure!(
+        took < JAVA_WITHIN || !is_same_group,
+        "stuck: the Java consumers had everything only {took:?} after healing\n{}",
+        java.log_tail()
+    );
     load.resume();
-    Ok(Healing { whole, java })
+    Ok(Healing { whole, java: is_same_group.then_some(took) })
 }
 
 fn inflict(
@@ -286,7 +286,11 @@ fn inflict(
         Fault::SlowDisk { master: of_master } => {
             let member = if of_master { master } else { slave };
             let sync = Duration::from_millis(rng.within(20, 250));
-            let _slow = SlowDisk::attach(cluster.members[member].broker()?.pid(), sync)?;
+            let slow = SlowDisk::attach(cluster.members[member].broker()?.pid(), sync);
+            if let Err(reason) = &slow {
+                ensure!(!rustix::process::geteuid().is_root(), "{reason:#}");
+                say_loudly(&format!("NO SLOW DISK in this round: {reason:#}"));
+            }
             last(while_it_lasts);
         }
     }

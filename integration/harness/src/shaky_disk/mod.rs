@@ -37,11 +37,13 @@ pub struct Faults {
     pub room: Option<u64>,
     /// Syncs fail, and what they were for is lost.
     pub syncs_fail: bool,
+    /// Syncs say that they went well, and did nothing: what a broker would be that forgot them.
+    pub syncs_lie: bool,
 }
 
 impl Default for Faults {
     fn default() -> Faults {
-        Faults { sync_time: SYNC_TIME, room: None, syncs_fail: false }
+        Faults { sync_time: SYNC_TIME, room: None, syncs_fail: false, syncs_lie: false }
     }
 }
 
@@ -57,6 +59,10 @@ impl Faults {
 
     pub fn broken() -> Faults {
         Faults { syncs_fail: true, ..Faults::default() }
+    }
+
+    pub fn lying() -> Faults {
+        Faults { syncs_lie: true, ..Faults::default() }
     }
 }
 
