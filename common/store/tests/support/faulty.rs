@@ -224,8 +224,15 @@ impl Disk for FaultyDisk {
         if state.take(Fault::SetLenError) {
             return Err(io::Error::other("injected truncation error"));
         }
-        let synced = state.synced.entry(file.metadata()?.ino()).or_insert(length);
+        let metadata = file.metadata()?;
+        let synced = state.synced.entry(metadata.ino()).or_insert(length);
         *synced = (*synced).min(length);
+        // What is cut off is room again.
+        for fault in &mut state.faults {
+            if let Fault::FullAfter(left) = fault {
+                *left += metadata.len().saturating_sub(length);
+            }
+        }
         OsDisk.set_len(file, length)
     }
 
