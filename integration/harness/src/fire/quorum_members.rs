@@ -4,7 +4,7 @@ use crate::fire::Rng;
 use crate::fire::check::Partition;
 use crate::fire::cluster::{Cluster, MEMBERS, Setup, Transport};
 use crate::fire::{PARTITIONS, TOPICS};
-use crate::process::wait_until;
+use crate::process::{Broker, wait_until};
 use crate::raw::Raw;
 use crate::shaky_disk::{Faults, Loss, ShakyDisk};
 use anyhow::{Context, Result, ensure};
@@ -19,6 +19,8 @@ pub struct Members {
     // Ends before what its members run on.
     pub cluster: Cluster,
     disks: Vec<ShakyDisk>,
+    /// How often a slave had to give way to a new master.
+    pub gave_way: usize,
 }
 
 impl Drop for Members {
@@ -37,7 +39,7 @@ impl Members {
             site.set("ackQuorum", "2").set("ackTimeoutInMills", &ACK_TIMEOUT.as_millis().to_string());
             Ok(())
         })?;
-        Ok(Members { cluster, disks })
+        Ok(Members { cluster, disks, gave_way: 0 })
     }
 
     pub fn addresses(&self) -> Vec<String> {
@@ -110,6 +112,7 @@ impl Members {
         let whole = wait_until("all members to count", || {
             text = Raw::connect(&address)?.ask("stats quorum")?.text();
             let members = format!(" members {MEMBERS} ");
+            self.give_way()?;
             let counting = text.lines().filter(|line| line.starts_with("log fire-") && line.contains(&members)).count();
             Ok((counting == TOPICS.len() * PARTITIONS as usize).then_some(()))
         });
@@ -120,6 +123,31 @@ impl Members {
             Ok(difference.is_none().then_some(()))
         });
         same.with_context(|| format!("{difference:?}"))
+    }
+
+    /// A slave may get more from an old master after the new one has asked it what it holds. Then it says that it has
+    /// diverged, and is told to give way, as a person would: that nothing acknowledged was in it is checked afterwards.
+    fn give_way(&mut self) -> Result<()> {
+        for slave in self.cluster.slaves() {
+            let member = &mut self.cluster.members[slave];
+            let text = Raw::connect(&member.direct)?.ask("stats replication")?.text();
+            if let Some(line) = text.lines().find(|line| line.contains("diverged")) {
+                println!("    slave {slave} gives way: {line}");
+                self.gave_way += 1;
+                member.stop()?;
+                self.cluster.start_slave(slave, true)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The end of each member's log, for whoever looks into a failure.
+    pub fn print_logs(&self) {
+        for (number, member) in self.cluster.members.iter().enumerate() {
+            let log = member.broker.as_ref().map(Broker::log_text).unwrap_or_default();
+            let lines: Vec<&str> = log.lines().collect();
+            println!("---- member {number}:\n{}", lines[lines.len().saturating_sub(80)..].join("\n"));
+        }
     }
 
     /// What consumers of the master can read is all there is.

@@ -113,6 +113,8 @@ pub struct Summary {
     /// Messages that consumers had seen, checked for after each round.
     pub witnessed: usize,
     pub promotions: usize,
+    /// Slaves that had been given more by an old master than the new one had, and not acknowledged.
+    pub gave_way: usize,
     pub power_losses: usize,
     /// Of these losses, those that found something volatile on the disk, and how much of it.
     pub losses_that_hit: usize,
@@ -133,9 +135,13 @@ struct Run<'a> {
 pub fn run(seed: u64, rounds: usize) -> Result<Summary> {
     let (mut summary, mut rng) = (Summary::default(), Rng::new(seed));
     let first = rng.within(0, FAULTS.len() as u64) as usize;
-    while summary.rounds < rounds {
+    let quic_turn = rng.within(0, 3);
+    for cluster in 0.. {
         let count = ROUNDS_A_CLUSTER.min(rounds - summary.rounds);
-        let transport = if rng.within(0, 3) == 0 { Transport::Quic } else { Transport::Tcp };
+        if count == 0 {
+            break;
+        }
+        let transport = if cluster % 3 == quic_turn { Transport::Quic } else { Transport::Tcp };
         run_on_one_cluster(&mut rng, transport, first, count, &mut summary)?;
     }
     Ok(summary)
@@ -156,10 +162,14 @@ fn run_on_one_cluster(
         let number = run.summary.rounds;
         let fault = FAULTS[(first + number) % FAULTS.len()];
         println!("round {number}: {fault:?} over {transport:?}");
-        run.round(fault, &witness).with_context(|| format!("round {number} {fault:?} over {transport:?}"))?;
+        if let Err(error) = run.round(fault, &witness) {
+            run.members.print_logs();
+            return Err(error.context(format!("round {number} {fault:?} over {transport:?}")));
+        }
         run.summary.rounds += 1;
         run.summary.over_quic += usize::from(transport == Transport::Quic);
     }
+    run.summary.gave_way += run.members.gave_way;
     for entry in load.ledger().entries() {
         match entry.outcome {
             Outcome::Acknowledged { .. } => summary.acknowledged += 1,
