@@ -215,12 +215,15 @@ impl<T: Transport> Session<T> {
 
     /// Sends as much as the socket takes; `true` when the connection is to be closed now.
     fn send(&mut self, cx: &mut Context<'_>) -> io::Result<bool> {
-        while let Some(chunk) = self.sending.front_mut() {
-            let sent = match chunk {
+        while !self.sending.is_empty() {
+            let is_head = matches!(self.sending.get(1), Some(Chunk::Slice { .. }));
+            let sent = match &mut self.sending[0] {
                 Chunk::Bytes(bytes) => {
-                    let Poll::Ready(sent) = self.stream.poll_write(cx, bytes)? else {
-                        return Ok(false);
+                    let taken = match is_head {
+                        true => self.stream.poll_write_ahead(cx, bytes)?,
+                        false => self.stream.poll_write(cx, bytes)?,
                     };
+                    let Poll::Ready(sent) = taken else { return Ok(false) };
                     bytes.advance(sent);
                     bytes.is_empty()
                 }

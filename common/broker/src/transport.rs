@@ -13,7 +13,7 @@ use tokio::io::{AsyncRead, AsyncWrite, Join, ReadBuf};
 use tokio::net::TcpStream;
 
 /// A stream as a session uses it. A method that answers `Pending` has left the task's waker, but for
-/// [`Transport::poll_send`].
+/// [`Transport::poll_send`] and what goes ahead of it.
 pub(crate) trait Transport: Send + Unpin + 'static {
     /// Room made before a read.
     const READ_BYTES: usize;
@@ -24,6 +24,11 @@ pub(crate) trait Transport: Send + Unpin + 'static {
 
     /// Takes some of `bytes`, perhaps only into a buffer.
     fn poll_write(&mut self, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>>;
+
+    /// As [`Transport::poll_write`], with a slice right behind; `Pending` as of [`Transport::poll_send`].
+    fn poll_write_ahead(&mut self, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        self.poll_write(cx, bytes)
+    }
 
     /// Takes some of a slice behind its first `sent` bytes; `Pending` when there is no room, and
     /// [`Transport::poll_writable`] tells when there is.
@@ -51,6 +56,13 @@ impl Transport for TcpStream {
 
     fn poll_write(&mut self, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         AsyncWrite::poll_write(Pin::new(self), cx, bytes)
+    }
+
+    fn poll_write_ahead(&mut self, _: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        match metaq_net::tcp::send_ahead(self, bytes) {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Poll::Pending,
+            sent => Poll::Ready(sent),
+        }
     }
 
     fn poll_send(&mut self, _: &mut Context<'_>, slice: &Slice, sent: u32) -> Poll<io::Result<usize>> {

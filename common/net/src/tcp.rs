@@ -50,6 +50,15 @@ pub fn tune(stream: &TcpStream) -> io::Result<()> {
     SockRef::from(stream).set_tcp_keepalive(&keepalive)
 }
 
+/// Of Linux: more follows at once, and goes out in one packet with this.
+const MSG_MORE: i32 = 0x8000;
+
+/// Sends some of `bytes` in one try that does not wait, held back until what follows them at once is sent as well: the
+/// peer then wakes once for both. [`io::ErrorKind::WouldBlock`] as of [`sendfile`].
+pub fn send_ahead(stream: &TcpStream, bytes: &[u8]) -> io::Result<usize> {
+    stream.try_io(Interest::WRITABLE, || SockRef::from(stream).send_with_flags(bytes, MSG_MORE))
+}
+
 /// Sends up to `bytes` bytes of `file` from `position` on, within the kernel, in one try that does not wait for the
 /// socket: how many were taken, or [`io::ErrorKind::WouldBlock`] when the socket has no room; await
 /// [`TcpStream::writable`] then. It may wait for the disk when the bytes are not in the page cache. 0 means that the
@@ -114,6 +123,20 @@ mod tests {
         let port = listener.local_addr().unwrap().port();
         let (connected, _) = tokio::join!(TcpStream::connect(("127.0.0.1", port)), listener.accept());
         connected.unwrap();
+    }
+
+    #[tokio::test]
+    async fn what_goes_ahead_of_a_file_arrives_with_it() {
+        let mut file = tempfile::tempfile().unwrap();
+        file.write_all(b"and the rest").unwrap();
+        let (stream, mut peer) = pair("127.0.0.1:0").await;
+        stream.writable().await.unwrap();
+        assert_eq!(send_ahead(&stream, b"the head ").unwrap(), 9);
+        assert_eq!(sendfile(&stream, &file, 0, 12).unwrap(), 12);
+        let mut all = vec![0; 64];
+        // Of one packet, so of one read.
+        let read = peer.read(&mut all).await.unwrap();
+        assert_eq!(&all[..read], b"the head and the rest");
     }
 
     #[tokio::test]

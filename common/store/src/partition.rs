@@ -228,6 +228,7 @@ impl Partition {
     /// Queues an append, and leaves it to the committer where that writes; `true` where it does not.
     fn queue_up(self: &Arc<Self>, append: Append) -> bool {
         let bytes = append.body_bytes();
+        let is_copy = matches!(append, Append::Verbatim(_));
         let queued_bytes = self.shared.queued_bytes.fetch_add(bytes, Ordering::Relaxed);
         if queued_bytes + bytes > APPEND_QUEUE_BYTES_MAX {
             self.shared.queued_bytes.fetch_sub(bytes, Ordering::Relaxed);
@@ -243,8 +244,15 @@ impl Partition {
         if self.rules.level() == FlushLevel::Os {
             return true;
         }
+        let is_waited_for = !is_copy && self.is_waited_for_idly();
         self.want(Wants::Commit);
-        false
+        is_waited_for
+    }
+
+    /// Whether members wait for what is appended while the committer rests: whoever appends then writes while it wakes, so
+    /// that they have it sooner. Once it is at work it takes all that comes in one write.
+    fn is_waited_for_idly(&self) -> bool {
+        self.cursors.confirmed() != Offset::MAX && self.cursors.written() == self.cursors.durable()
     }
 
     pub fn positions(&self) -> Positions {

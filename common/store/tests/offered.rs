@@ -60,6 +60,33 @@ fn a_member_reads_what_is_being_synced_and_nothing_follows_from_it_before() {
     assert_eq!((seen(&partition, Reader::Consumer), seen(&partition, Reader::Replica)), (25, 25));
 }
 
+/// What members wait for is written by whoever appends it, unless the committer is at work and takes it anyway.
+#[test]
+fn the_first_append_that_members_wait_for_is_its_producers_to_write() {
+    let setup = Setup::new(0, 1 << 20);
+    let disk = Arc::new(FaultyDisk::default());
+    let store = setup.open_on(disk.clone());
+    let partition = setup.partition(&store, "test-0");
+    let outcomes = Arc::new(Outcomes::default());
+    let append = |ticket| {
+        let body = bytes::Bytes::from_static(b"12345");
+        partition.append_queued(0, metaq_wire::checksum(&body), body, Ack::new(outcomes.clone(), ticket))
+    };
+    assert!(!append(1), "nobody waits for it but its producer");
+    outcomes.wait(1).unwrap();
+    partition.hold();
+    disk.shut_gate();
+    assert!(append(2));
+    partition.write_queued();
+    disk.wait_for_a_sync();
+    assert_eq!(partition.positions().offered, at(50));
+    assert!(!append(3));
+    disk.open_gate();
+    partition.confirm(at(75));
+    outcomes.wait(2).unwrap();
+    outcomes.wait(3).unwrap();
+}
+
 #[test]
 fn a_waiting_member_is_woken_before_the_sync() {
     let setup = Setup::new(0, 1 << 20);
