@@ -49,3 +49,31 @@ impl Transactions {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use metaq_config::BrokerConfig;
+    use metaq_types::JOURNAL_TOPIC;
+    use std::path::Path;
+    use std::time::Duration;
+
+    /// Whether answers wait for a sync of the journal, and after what time it is synced unasked.
+    fn journal(flush: u8) -> (bool, Duration) {
+        let text = format!(
+            "[system]\nbrokerId=0\nnumPartitions=1\nunflushThreshold=0\nunflushInterval=10000\n\
+             maxSegmentSize=1048576\nmaxTransferSize=1048576\ndeletePolicy=delete,168\n\
+             deleteWhen=0 0 6 * * ?\nserverPort=0\nhostName=here\nflushTxLogAtCommit={flush}\n\
+             [zookeeper]\nzk.zkEnable=false\n[topic=test]\n"
+        );
+        let config = BrokerConfig::parse(Path::new("server.ini"), text.into_bytes()).unwrap();
+        let rules = crate::rules_for(&config, JOURNAL_TOPIC);
+        (crate::transaction_settings(&config).synced, rules.flush.interval)
+    }
+
+    #[test]
+    fn the_levels_of_the_journal_differ() {
+        assert_eq!(journal(1), (true, Duration::from_secs(1)));
+        assert_eq!(journal(2), (false, Duration::from_secs(1)));
+        assert_eq!(journal(0), (false, Duration::MAX));
+    }
+}
