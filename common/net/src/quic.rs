@@ -36,6 +36,10 @@ const SLAVE_WINDOW_BYTES: u32 = 32 * 1024 * 1024;
 const MASTER_STREAM_WINDOW_BYTES: u32 = 64 * 1024;
 const MASTER_WINDOW_BYTES: u32 = 4 * 1024 * 1024;
 
+/// Datagrams that wait in the kernel for whoever reads or sends them. What does not fit is lost, and a loss makes the
+/// peer send more slowly.
+const SOCKET_BUFFER_BYTES: usize = 4 * 1024 * 1024;
+
 /// The largest packet that is tried, for links with jumbo frames; what the path bears is found out.
 const MTU_MAX: u16 = 8952;
 
@@ -50,14 +54,7 @@ pub struct Listener {
 impl Listener {
     /// Binds the UDP side of `addr`. Must be called within a tokio runtime.
     pub fn bind(addr: SocketAddr, identity: Arc<Identity>, refusals: Arc<Refusals>) -> io::Result<Listener> {
-        let socket = Datagrams::new(TokioRuntime.wrap_udp_socket(bind(addr)?)?, Arc::clone(&refusals));
-        let config = server_config(&identity);
-        let endpoint = Endpoint::new_with_abstract_socket(
-            endpoint_config(),
-            Some(config),
-            Arc::new(socket),
-            Arc::new(TokioRuntime),
-        )?;
+        let endpoint = endpoint(addr, Some(server_config(&identity)), Some(Arc::clone(&refusals)))?;
         Ok(Listener { endpoint, identity, refusals, handshakes: Arc::default() })
     }
 
@@ -162,8 +159,7 @@ async fn try_connect(identity: &Identity, address: &str) -> Result<Connection, S
     for peer in found {
         // An endpoint of its own family, which lives as long as the connection does.
         let any = if peer.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
-        let endpoint = bind(SocketAddr::new(any, 0))
-            .and_then(|socket| Endpoint::new(endpoint_config(), None, socket, Arc::new(TokioRuntime)))
+        let endpoint = endpoint(SocketAddr::new(any, 0), None, None)
             .map_err(|error| format!("cannot open a UDP socket: {error}"))?;
         let connecting =
             endpoint.connect_with(client_config(identity), peer, host).map_err(|error| error.to_string())?;
@@ -235,11 +231,24 @@ fn reason_of(error: &ConnectionError) -> Reason {
     }
 }
 
+/// Must be called within a tokio runtime.
+fn endpoint(
+    addr: SocketAddr,
+    server: Option<quinn::ServerConfig>,
+    refusals: Option<Arc<Refusals>>,
+) -> io::Result<Endpoint> {
+    let socket = Datagrams::new(TokioRuntime.wrap_udp_socket(bind(addr)?)?, MTU_MAX, refusals);
+    Endpoint::new_with_abstract_socket(endpoint_config(), server, Arc::new(socket), Arc::new(TokioRuntime))
+}
+
 fn bind(addr: SocketAddr) -> io::Result<std::net::UdpSocket> {
     let socket = Socket::new(Domain::for_address(addr), Type::DGRAM.nonblocking(), Some(Protocol::UDP))?;
     if addr.is_ipv6() {
         socket.set_only_v6(false)?;
     }
+    // The kernel gives what it is allowed to (net.core.rmem_max, wmem_max) and refuses none.
+    socket.set_recv_buffer_size(SOCKET_BUFFER_BYTES)?;
+    socket.set_send_buffer_size(SOCKET_BUFFER_BYTES)?;
     socket.bind(&addr.into())?;
     Ok(socket.into())
 }
