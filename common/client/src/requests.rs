@@ -159,7 +159,28 @@ impl Client {
         check_name("group", group)?;
         let response = self
             .call(0, wait.unwrap_or_default(), |out, opaque| {
-                metaq_wire::encode_get(out, topic, group, partition, offset, max_bytes, opaque, wait);
+                metaq_wire::encode_get(out, topic, group, partition, offset, max_bytes, opaque, wait, None);
+            })
+            .await?;
+        GetAnswer::read(response)
+    }
+
+    /// As [`Client::get`] without a wait, for a slave that holds only what lies before `held`; the master must heed that
+    /// word, or it takes the slave to hold everything before `offset`.
+    pub async fn get_ahead(
+        &self,
+        topic: &str,
+        group: &str,
+        partition: i32,
+        offset: i64,
+        max_bytes: i32,
+        held: Offset,
+    ) -> Result<GetAnswer, ClientError> {
+        check_name("topic", topic)?;
+        check_name("group", group)?;
+        let response = self
+            .call(0, Duration::ZERO, |out, opaque| {
+                metaq_wire::encode_get(out, topic, group, partition, offset, max_bytes, opaque, None, Some(held));
             })
             .await?;
         GetAnswer::read(response)

@@ -89,6 +89,25 @@ async fn files_are_the_same_whatever_the_master_had_before_and_gets_later() {
 }
 
 #[tokio::test]
+async fn reading_ahead_a_slave_promises_no_more_than_it_holds() {
+    let body = |n: usize| vec![n as u8; 2048];
+    for ahead in [true, false] {
+        let (m, s) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let master = Master::start(m.path(), Faults { ahead, ..Faults::default() }).await;
+        master.put("a-0", (0..800).map(body)).await;
+        let slave = Slave::start(s.path(), None);
+        assert!(master.faults.slave.set(Arc::clone(&slave.store)).is_ok());
+        slave.master.send_replace(Some(master.uri()));
+        until("all is copied", || slave.holds(&master, "a-0")).await;
+        let gets_ahead = master.faults.gets_ahead.load(Ordering::SeqCst);
+        assert_eq!(gets_ahead > 0, ahead, "only where the master heeds it");
+        assert_eq!(master.faults.overstated.load(Ordering::SeqCst), 0);
+        slave.stop().await;
+        assert_eq!(segments(m.path()), segments(s.path()));
+    }
+}
+
+#[tokio::test]
 async fn cut_connections_and_restarts_neither_lose_nor_repeat_a_byte() {
     let (m, s) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     // More than the ends that each connection compares first, and not a multiple of the gets at a time, or the same

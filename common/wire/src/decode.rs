@@ -5,7 +5,7 @@ use crate::text::Text;
 use crate::txid::TransactionKey;
 use bytes::{Buf, Bytes, BytesMut};
 use metaq_types::limits::{DISCARD_BYTES_MAX, GROUP_NAME_BYTES_MAX, MESSAGE_BYTES_MAX, TOPIC_NAME_BYTES_MAX};
-use metaq_types::{MessageId, Opaque};
+use metaq_types::{MessageId, Offset, Opaque};
 use std::time::Duration;
 
 /// What stood at the front of the buffer.
@@ -279,9 +279,14 @@ impl Header {
     }
 
     fn get(&self) -> Result<Get, String> {
-        let wait = self.outline.words.from(&self.line, 7).filter_map(named_value).find_map(|(name, value)| {
-            if name == b"wait" { unsigned64(value).map(Duration::from_millis) } else { None }
-        });
+        let (mut wait, mut held) = (None, None);
+        for (name, value) in self.outline.words.from(&self.line, 7).filter_map(named_value) {
+            match name {
+                b"wait" if wait.is_none() => wait = unsigned64(value).map(Duration::from_millis),
+                b"held" if held.is_none() => held = unsigned64(value).and_then(Offset::new),
+                _ => {}
+            }
+        }
         Ok(Get {
             topic: self.topic()?,
             group: self.name(2, "group", GROUP_NAME_BYTES_MAX)?,
@@ -290,6 +295,7 @@ impl Header {
             max_bytes: self.int32(5, "max size")?,
             opaque: self.opaque(6)?,
             wait,
+            held,
         })
     }
 

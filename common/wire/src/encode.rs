@@ -61,6 +61,7 @@ pub fn encode_get(
     max_bytes: i32,
     opaque: Opaque,
     wait: Option<Duration>,
+    held: Option<Offset>,
 ) {
     out.put_slice(b"get");
     word(out, topic);
@@ -71,6 +72,9 @@ pub fn encode_get(
     number(out, opaque.0);
     if let Some(wait) = wait {
         named(out, "wait", millis(wait));
+    }
+    if let Some(held) = held {
+        named(out, "held", held.get());
     }
     end(out, b"");
 }

@@ -66,6 +66,8 @@ pub struct Greeting {
     pub members: Text,
     /// The number of that list; of a slave, the newest it has on disk.
     pub roll: Option<u64>,
+    /// A master that heeds `held=` in gets.
+    pub ahead: bool,
     /// Asks that the answer wait until the catalog differs from `catalog`, at most this long.
     pub wait: Option<Duration>,
 }
@@ -85,6 +87,7 @@ impl Greeting {
             quorum: None,
             members: Text::default(),
             roll: None,
+            ahead: false,
             wait: None,
         }
     }
@@ -118,6 +121,7 @@ impl Greeting {
                 b"quorum" => greeting.quorum = unsigned64(value).and_then(|quorum| u32::try_from(quorum).ok()),
                 b"roll" => greeting.roll = unsigned64(value),
                 b"members" => greeting.members = Text::from(&*String::from_utf8_lossy(value)),
+                b"ahead" => greeting.ahead = value == b"1",
                 b"wait" => greeting.wait = unsigned64(value).map(Duration::from_millis),
                 _ => {}
             }
@@ -170,6 +174,9 @@ impl fmt::Display for Greeting {
         if !self.members.is_empty() {
             write!(f, " members={}", self.members)?;
         }
+        if self.ahead {
+            f.write_str(" ahead=1")?;
+        }
         if let Some(wait) = self.wait {
             write!(f, " wait={}", wait.as_millis())?;
         }
@@ -205,6 +212,15 @@ mod tests {
         assert_eq!((greeting.level, &*greeting.uri), (Some(Level::Fsync), "meta://h:8123"));
         assert_eq!(greeting.to_string(), text);
         assert_eq!(Greeting::parse("role=slave level=disk").unwrap().level, None);
+    }
+
+    #[test]
+    fn a_master_says_that_slaves_may_read_ahead() {
+        let text = "role=master epoch=7 ahead=1";
+        let greeting = Greeting::parse(text).unwrap();
+        assert!(greeting.ahead);
+        assert_eq!(greeting.to_string(), text);
+        assert!(!Greeting::parse("role=master epoch=7 ahead=2").unwrap().ahead, "it means something else");
     }
 
     #[test]

@@ -2,7 +2,7 @@ use crate::greeting::Greeting;
 use crate::text::Text;
 use crate::txid::TransactionKey;
 use bytes::Bytes;
-use metaq_types::{MessageId, Opaque};
+use metaq_types::{MessageId, Offset, Opaque};
 use std::time::Duration;
 
 /// What a client or a slave asks; numbers as they came, negative ones included, since what an odd number means is
@@ -36,7 +36,7 @@ pub struct Put {
     pub body: Bytes,
 }
 
-/// `get TOPIC GROUP PARTITION OFFSET MAXSIZE OPAQUE [wait=MS]` (wire-protocol, "3.2").
+/// `get TOPIC GROUP PARTITION OFFSET MAXSIZE OPAQUE [wait=MS] [held=OFFSET]` (wire-protocol, "3.2").
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Get {
     pub topic: Text,
@@ -47,6 +47,8 @@ pub struct Get {
     pub opaque: Opaque,
     /// With nothing to read yet, answer when there is something or after this long; as asked, not yet bounded.
     pub wait: Option<Duration>,
+    /// A slave that reads ahead of what it has stored: it holds everything before this, and not before `offset`.
+    pub held: Option<Offset>,
 }
 
 /// `offset TOPIC GROUP PARTITION OFFSET OPAQUE` (wire-protocol, "3.3").

@@ -4,8 +4,8 @@
 use bytes::BytesMut;
 use metaq_types::Status;
 use metaq_wire::{
-    Decoded, Put, Request, Response, decode, decode_response, encode_get, encode_offset, encode_put, encode_result,
-    encode_stats, encode_stored, encode_transaction, encode_value_head, encode_version,
+    Decoded, Get, Put, Request, Response, decode, decode_response, encode_get, encode_offset, encode_put,
+    encode_result, encode_stats, encode_stored, encode_transaction, encode_value_head, encode_version,
 };
 use serde_json::Value;
 use std::collections::{BTreeMap, HashSet};
@@ -80,7 +80,8 @@ fn encode_request(out: &mut BytesMut, request: &Request) {
             }
         },
         Request::Get(get) => {
-            encode_get(out, &get.topic, &get.group, get.partition, get.offset, get.max_bytes, get.opaque, get.wait)
+            let Get { topic, group, partition, offset, max_bytes, opaque, wait, held } = get;
+            encode_get(out, topic, group, *partition, *offset, *max_bytes, *opaque, *wait, *held);
         }
         Request::Offset(query) => {
             encode_offset(out, &query.topic, &query.group, query.partition, query.offset, query.opaque);

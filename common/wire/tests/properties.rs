@@ -56,6 +56,7 @@ fn greeting() -> impl Strategy<Value = Greeting> {
             quorum,
             members,
             roll: catalog,
+            ahead: master,
             wait: wait.map(Duration::from_millis),
         },
     )
@@ -86,10 +87,11 @@ fn transaction() -> impl Strategy<Value = Request> {
 }
 
 fn request() -> impl Strategy<Value = Request> {
-    let get = (name(), name(), any::<i32>(), any::<i64>(), any::<i32>(), opaque(), option::of(any::<u64>())).prop_map(
-        |(topic, group, partition, offset, max_bytes, opaque, wait)| {
-            let wait = wait.map(Duration::from_millis);
-            Request::Get(Get { topic, group, partition, offset, max_bytes, opaque, wait })
+    let named = (option::of(any::<u64>()), option::of(0..=i64::MAX as u64));
+    let get = (name(), name(), any::<i32>(), any::<i64>(), any::<i32>(), opaque(), named).prop_map(
+        |(topic, group, partition, offset, max_bytes, opaque, (wait, held))| {
+            let (wait, held) = (wait.map(Duration::from_millis), held.and_then(Offset::new));
+            Request::Get(Get { topic, group, partition, offset, max_bytes, opaque, wait, held })
         },
     );
     let offset =
@@ -130,7 +132,8 @@ fn encode_request(out: &mut BytesMut, request: &Request) {
             Some(key) => encode_transactional_put(out, topic, *partition, *flag, key, *opaque, body),
         },
         Request::Get(get) => {
-            encode_get(out, &get.topic, &get.group, get.partition, get.offset, get.max_bytes, get.opaque, get.wait)
+            let Get { topic, group, partition, offset, max_bytes, opaque, wait, held } = get;
+            encode_get(out, topic, group, *partition, *offset, *max_bytes, *opaque, *wait, *held);
         }
         Request::Offset(query) => {
             encode_offset(out, &query.topic, &query.group, query.partition, query.offset, query.opaque);

@@ -56,6 +56,7 @@ fn words_are_told_by_their_first_letter() {
         max_bytes: 10,
         opaque: Opaque(7),
         wait: None,
+        held: None,
     });
     for (line, expected) in [
         ("version 3\r\n", version(3)),

@@ -84,11 +84,13 @@ pub(crate) fn get(conversation: &mut Conversation, get: Get) {
     }
 }
 
-/// The offset a replica asks for says that it holds everything before. Answers whether it counts in quorums.
+/// The offset a replica asks for says that it holds everything before, unless it says itself what it holds. Answers
+/// whether it counts in quorums.
 fn confirm(node: &Shared, slave: SlaveId, get: &Get) -> bool {
     let is_journal = *get.topic == *JOURNAL_TOPIC;
     let partition = if is_journal { node.store.journal() } else { node.store.get(&get.topic, get.partition) };
-    let (Some(partition), Some(offset)) = (partition, Offset::from_wire(get.offset)) else { return false };
+    let held = get.held.or(Offset::from_wire(get.offset));
+    let (Some(partition), Some(offset)) = (partition, held) else { return false };
     // First what producers wait for.
     let is_member = node.quorum.is_on() && node.quorum.on_get(slave, &partition, offset);
     if !is_journal {

@@ -141,7 +141,7 @@ fn welcome(node: &Shared) -> Answer {
         quorums.smallest().map(|smallest| format!(" quorum={smallest} roll={roll} members={members}"))
     });
     let text = format!(
-        "{VERSION} role={role} epoch={} node={} catalog={} ids={} config={}{}",
+        "{VERSION} role={role} epoch={} node={} catalog={} ids={} config={} ahead=1{}",
         node.store.epoch(),
         node.store.node_id(),
         node.store.catalog_generation(),

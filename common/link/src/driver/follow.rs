@@ -81,9 +81,17 @@ impl Budget {
 
     /// Waits until `bytes` may be asked for. Cancel-safe.
     async fn take(&self, bytes: u32) -> OwnedSemaphorePermit {
-        let units = bytes.min(WAITING_BYTES_MAX).div_ceil(BUDGET_UNIT_BYTES);
-        Arc::clone(&self.waiting).acquire_many_owned(units).await.expect("the budget is never closed")
+        Arc::clone(&self.waiting).acquire_many_owned(units(bytes)).await.expect("the budget is never closed")
     }
+
+    /// `None` when others need what is left: who holds bytes must not wait for room for more.
+    fn try_take(&self, bytes: u32) -> Option<OwnedSemaphorePermit> {
+        Arc::clone(&self.waiting).try_acquire_many_owned(units(bytes)).ok()
+    }
+}
+
+fn units(bytes: u32) -> u32 {
+    bytes.min(WAITING_BYTES_MAX).div_ceil(BUDGET_UNIT_BYTES)
 }
 
 /// One partition being followed over one connection.
@@ -101,7 +109,12 @@ pub(super) struct Follow {
     pub(super) end: Offset,
     /// The master remembers no reigns, as the original: see [`super::compare`].
     pub(super) compares: bool,
+    /// The master heeds what a get says of what is held: see [`Follow::ask_ahead`].
+    pub(super) reads_ahead: bool,
 }
+
+/// What a get came to, with the room in the budget that its bytes take until they are appended.
+type Answered = (Answer, Option<OwnedSemaphorePermit>);
 
 /// Follows until told to stop, until the partition stops by itself, or until the connection is gone. Never abandons an
 /// append: its outcome is waited for.
@@ -118,12 +131,11 @@ pub(super) async fn run(follow: Follow) {
     pull.on_listing(follow.first, follow.end);
     follow.board.update(&follow.cell, &pull, true);
     let mut lane = Lane::of(&follow.way);
+    let mut ahead: Option<(Offset, Answered)> = None;
     while let Some(get) = pull.next_get() {
-        let answered = tokio::select! {
-            // An answer that came before the connection ended is used.
-            biased;
-            answered = follow.ask(&mut lane, get) => answered,
-            () = follow.stop.cancelled() => return,
+        let answered = match ahead.take().filter(|(offset, _)| *offset == get.offset) {
+            Some((_, answered)) => Some(answered),
+            None => follow.ask_until_stopped(&mut lane, get).await,
         };
         // The permit is held until the bytes are appended.
         let Some((answer, permit)) = answered else { return };
@@ -140,7 +152,15 @@ pub(super) async fn run(follow: Follow) {
         let step = pull.on_answer(answer, follow.options.delay_max);
         follow.board.update(&follow.cell, &pull, true);
         let before = pull.position();
-        let pause = follow.take(step, &mut pull, &mut log).await;
+        let pause = match follow.ahead_of(&pull, &step) {
+            None => follow.take(step, &mut pull, &mut log).await,
+            Some((get, room)) => {
+                let asked = follow.ask_ahead(&mut lane, get, before, room);
+                let (pause, answered) = tokio::join!(follow.take(step, &mut pull, &mut log), asked);
+                ahead = answered.map(|answered| (get.offset, answered));
+                pause
+            }
+        };
         follow.board.update(&follow.cell, &pull, false);
         drop(permit);
         let pause = pause.or_else(|| follow.pace(pull.position().bytes_since(before)));
@@ -289,8 +309,18 @@ impl Follow {
         }
     }
 
+    /// As [`Follow::ask`], and `None` when told to stop as well.
+    async fn ask_until_stopped(&self, lane: &mut Lane, get: NextGet) -> Option<Answered> {
+        tokio::select! {
+            // An answer that came before the connection ended is used.
+            biased;
+            answered = self.ask(lane, get) => answered,
+            () = self.stop.cancelled() => None,
+        }
+    }
+
     /// Sends one get; `None` when the connection is gone. Cancelling it abandons only the answer.
-    async fn ask(&self, lane: &mut Lane, get: NextGet) -> Option<(Answer, Option<OwnedSemaphorePermit>)> {
+    async fn ask(&self, lane: &mut Lane, get: NextGet) -> Option<Answered> {
         let (bytes, permit, wait) = if get.waiting {
             let bytes = FETCH_BYTES.max(get.bytes_min);
             (bytes, Some(self.budget.take(bytes).await), None)
@@ -298,14 +328,56 @@ impl Follow {
             let bytes = self.budget.listening_bytes().max(get.bytes_min).max(TRANSFER_BYTES_MIN);
             (bytes, None, Some(self.budget.listening_wait(self.options.delay_max)))
         };
+        let answer = self.get(lane, get.offset, None, bytes, wait).await?;
+        Some((answer, permit))
+    }
+
+    /// The get behind what is about to be appended, where far more waits and there is room for it.
+    fn ahead_of(&self, pull: &Pull, step: &Step) -> Option<(NextGet, OwnedSemaphorePermit)> {
+        let Step::Append { at, bytes, .. } = step else { return None };
+        // Who is to be slow gains nothing; who is nearly level confirms sooner without.
+        let offset = *at + bytes.len() as u64;
+        let far = pull.master_end().is_some_and(|end| end >= offset + u64::from(FETCH_BYTES));
+        if !self.reads_ahead || !far || self.options.catch_up_bytes_per_second > 0 {
+            return None;
+        }
+        let room = self.budget.try_take(FETCH_BYTES)?;
+        Some((NextGet { offset, waiting: true, bytes_min: 0 }, room))
+    }
+
+    /// Fetches what comes next while what was fetched is being stored, so that link and disk work side by side. Says to the
+    /// master that only what lies before `held` is stored.
+    async fn ask_ahead(
+        &self,
+        lane: &mut Lane,
+        get: NextGet,
+        held: Offset,
+        room: OwnedSemaphorePermit,
+    ) -> Option<Answered> {
+        let answer = tokio::select! {
+            biased;
+            answer = self.get(lane, get.offset, Some(held), FETCH_BYTES, None) => answer?,
+            () = self.stop.cancelled() => return None,
+        };
+        Some((answer, Some(room)))
+    }
+
+    async fn get(
+        &self,
+        lane: &mut Lane,
+        offset: Offset,
+        held: Option<Offset>,
+        bytes: u32,
+        wait: Option<Duration>,
+    ) -> Option<Answer> {
         let max_bytes = i32::try_from(bytes).unwrap_or(i32::MAX);
         let asked = Instant::now();
-        let (partition, group, offset) = (&self.partition, self.options.group.as_str(), get.offset.wire());
-        let question = Question { partition, group, offset, max_bytes, wait };
+        let (partition, group, offset) = (&self.partition, self.options.group.as_str(), offset.wire());
+        let question = Question { partition, group, offset, max_bytes, wait, held };
         let answered = tokio::time::timeout(wait.unwrap_or_default() + ANSWER_TIMEOUT, lane.get(&question)).await;
         // Anything but most of the wait: a master that does not know `wait=`, or has too many waiting.
         let early = || wait.is_none_or(|wait| asked.elapsed() < wait.mul_f32(0.8));
-        let answer = match answered {
+        Some(match answered {
             Ok(Ok(GetAnswer::Value { body, extra })) => {
                 self.board.see_confirmed(&self.cell, extra.and_then(|extra| extra.confirmed));
                 Answer::Value { body, extra }
@@ -320,8 +392,7 @@ impl Follow {
             Ok(Err(ClientError::Timeout { .. })) | Err(_) => Answer::Refused("nothing in time".to_owned()),
             Ok(Err(error)) if lane.outlives_an_error() => Answer::Refused(error.to_string()),
             Ok(Err(_)) => return None,
-        };
-        Some((answer, permit))
+        })
     }
 
     /// The start of the master's segment that holds `at`; a master that does not say it in the answer is asked

@@ -1,7 +1,7 @@
 use bytes::BytesMut;
 use metaq_client::{Client, ClientError, GetAnswer};
 use metaq_net::quic::{self, Connection, RecvStream, SendStream};
-use metaq_types::{Opaque, PartitionId};
+use metaq_types::{Offset, Opaque, PartitionId};
 use metaq_wire::{Response, decode_response};
 use std::time::Duration;
 
@@ -17,6 +17,8 @@ pub(super) struct Question<'a> {
     pub(super) offset: i64,
     pub(super) max_bytes: i32,
     pub(super) wait: Option<Duration>,
+    /// Where what is stored ends, when that is before `offset`: the master heeds it.
+    pub(super) held: Option<Offset>,
 }
 
 /// The way the gets of one partition take.
@@ -45,11 +47,14 @@ impl Lane {
 
     /// Asks, and waits for the answer. May be cancelled; the next question is then asked on a new stream.
     pub(super) async fn get(&mut self, question: &Question<'_>) -> Result<GetAnswer, ClientError> {
-        let Question { partition, group, offset, max_bytes, wait } = *question;
+        let Question { partition, group, offset, max_bytes, wait, held } = *question;
         match self {
             Lane::Shared(client) => {
                 let number = i32::try_from(partition.number).unwrap_or(i32::MAX);
-                client.get(&partition.topic, group, number, offset, max_bytes, wait).await
+                match held {
+                    None => client.get(&partition.topic, group, number, offset, max_bytes, wait).await,
+                    Some(held) => client.get_ahead(&partition.topic, group, number, offset, max_bytes, held).await,
+                }
             }
             Lane::Own(stream) => stream.get(question).await,
         }
@@ -75,9 +80,9 @@ impl OwnStream {
         let opaque = Opaque(self.asked);
         let mut request = BytesMut::with_capacity(128);
         let number = i32::try_from(question.partition.number).unwrap_or(i32::MAX);
-        let Question { group, offset, max_bytes, wait, .. } = *question;
+        let Question { group, offset, max_bytes, wait, held, .. } = *question;
         let topic = &question.partition.topic;
-        metaq_wire::encode_get(&mut request, topic, group, number, offset, max_bytes, opaque, wait);
+        metaq_wire::encode_get(&mut request, topic, group, number, offset, max_bytes, opaque, wait, held);
         sender.write_all(&request).await.map_err(|error| self.closed(error.to_string()))?;
         let response = self.read(&mut receiver, max_bytes).await?;
         if response.opaque() != opaque {

@@ -108,6 +108,8 @@ struct Session {
     held: Held,
     /// The master remembers no reigns, as the original: each log is compared with its own before it is followed.
     compares: bool,
+    /// The master heeds what a get says of what is held.
+    reads_ahead: bool,
     /// The master's epoch at the first greeting.
     reign: Option<u64>,
     tasks: JoinSet<()>,
@@ -132,11 +134,13 @@ impl Session {
             followed: HashSet::new(),
             held: Held::new(),
             compares: false,
+            reads_ahead: false,
             reign: None,
             tasks: JoinSet::new(),
             stop: CancellationToken::new(),
         };
         let greeting = session.greet(None).await?;
+        session.reads_ahead = greeting.as_ref().is_some_and(|greeting| greeting.ahead);
         let listed = session.list().await?;
         match greeting.as_ref().filter(|greeting| greeting.epoch > 0) {
             None => session.compares = true,
@@ -324,6 +328,7 @@ impl Session {
                 first,
                 end,
                 compares: self.compares,
+                reads_ahead: self.reads_ahead,
             };
             self.tasks.spawn(follow::run(follow));
         }

@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
@@ -49,6 +49,13 @@ pub(crate) struct Faults {
     pub(crate) values: AtomicU32,
     /// Not a fault: what its configuration is, by a number that stands for the checksum as well.
     pub(crate) config: AtomicU32,
+    /// Not a fault: it heeds what a get says of what is held.
+    pub(crate) ahead: bool,
+    /// Gets that said so.
+    pub(crate) gets_ahead: AtomicU32,
+    /// The store of the slave that is looked after, and its gets that promised more than that held durably.
+    pub(crate) slave: OnceLock<Arc<Store>>,
+    pub(crate) overstated: AtomicU32,
 }
 
 pub(crate) struct Master {
@@ -223,12 +230,23 @@ impl Conversation {
             catalog: Some(self.store.catalog_generation()),
             ids: Some(self.store.ids().high_mark().0),
             config: Some(self.faults.config.load(Ordering::SeqCst)),
+            ahead: self.faults.ahead,
             ..Greeting::new(metaq_wire::Role::Master)
         };
         self.result(Status::Success, version.opaque, &format!("test {welcome}")).await;
     }
 
+    /// A get tells what the slave holds, which its store knows better.
+    fn check_held(&self, get: &Get) {
+        self.faults.gets_ahead.fetch_add(u32::from(get.held.is_some()), Ordering::SeqCst);
+        let Some(store) = self.faults.slave.get() else { return };
+        let durable = store.get(&get.topic, get.partition).map_or(Offset::ZERO, |log| log.positions().durable);
+        let told = get.held.unwrap_or(Offset::from_wire(get.offset).unwrap());
+        self.faults.overstated.fetch_add(u32::from(told > durable), Ordering::SeqCst);
+    }
+
     async fn get(&self, get: Get) {
+        self.check_held(&get);
         let wait = get.wait.filter(|_| !self.faults.original).unwrap_or_default();
         let deadline = tokio::time::Instant::now() + wait;
         loop {
