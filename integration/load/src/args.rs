@@ -3,6 +3,7 @@
 use crate::get::{GetPlan, Records};
 use crate::latency::{LatencyPlan, Reading};
 use crate::put::{PutPlan, Until};
+use crate::replica::{Part, Transport};
 use crate::txn::TxnPlan;
 use anyhow::{Context, Result};
 use clap::{Parser, Subcommand};
@@ -36,6 +37,8 @@ pub(crate) enum Command {
     Machine(MachineArgs),
     /// All of it on a fresh broker of ours, beside the original, as one table.
     Suite(SuiteArgs),
+    /// Replication on fresh masters and slaves of ours: lag, catch-up, quorum, promotion.
+    Replica(ReplicaArgs),
 }
 
 /// A duration given in seconds, with fractions.
@@ -214,6 +217,9 @@ pub(crate) struct LatencyArgs {
     /// HOST:PORT of the broker.
     #[arg(long, default_value = "127.0.0.1:8123")]
     broker: String,
+    /// HOST:PORT of the broker that is read, a slave for instance; the same if not given.
+    #[arg(long)]
+    reader_broker: Option<String>,
     #[arg(long, default_value = "test")]
     topic: String,
     #[arg(long, default_value_t = 0)]
@@ -236,6 +242,7 @@ impl LatencyArgs {
     pub(crate) fn plan(&self) -> Result<LatencyPlan> {
         Ok(LatencyPlan {
             broker: address(&self.broker)?,
+            reader: address(self.reader_broker.as_ref().unwrap_or(&self.broker))?,
             topic: self.topic.clone(),
             partition: self.partition,
             body_bytes: self.bytes,
@@ -290,6 +297,43 @@ pub(crate) struct SuiteArgs {
     /// Run only cells whose name contains this.
     #[arg(long)]
     pub(crate) only: Option<String>,
+    /// Exit with 1 when a bar is missed.
+    #[arg(long)]
+    pub(crate) check: bool,
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct ReplicaArgs {
+    /// Where metaq-master, metaq-slave and metaq are.
+    #[arg(long, default_value = "target/release")]
+    pub(crate) bin_dir: PathBuf,
+    /// Data of all nodes and of the machine's limits, on the disk in question; removed at the end.
+    #[arg(long, default_value = "target")]
+    pub(crate) dir: PathBuf,
+    /// Every raw value goes here as JSON.
+    #[arg(long)]
+    pub(crate) out: Option<PathBuf>,
+    /// What is measured; all of it if not given.
+    #[arg(long, value_enum, value_delimiter = ',')]
+    pub(crate) parts: Vec<Part>,
+    /// Between masters and slaves.
+    #[arg(long, value_enum, value_delimiter = ',', default_value = "tcp,quic")]
+    pub(crate) transports: Vec<Transport>,
+    /// Measured seconds of each load.
+    #[arg(long, default_value = "5")]
+    pub(crate) seconds: Seconds,
+    #[arg(long, default_value = "1")]
+    pub(crate) warmup: Seconds,
+    #[arg(long, default_value_t = 1)]
+    pub(crate) rounds: u32,
+    /// Bytes a new slave has before it, in one partition and in four.
+    #[arg(long, default_value_t = 4 << 30)]
+    pub(crate) fill: u64,
+    /// And in many.
+    #[arg(long, default_value_t = 1 << 30)]
+    pub(crate) fill_many: u64,
+    #[arg(long, default_value_t = 1000)]
+    pub(crate) many_partitions: u32,
     /// Exit with 1 when a bar is missed.
     #[arg(long)]
     pub(crate) check: bool,

@@ -50,8 +50,8 @@ pub(crate) struct GetOutcome {
     pub(crate) latency: LatencySummary,
 }
 
-/// Puts messages until the topic holds about `bytes` more.
-pub(crate) fn fill(plan: &GetPlan, bytes: u64, body_bytes: usize) -> Result<()> {
+/// Puts messages until the topic holds about `bytes` more; how many they were.
+pub(crate) fn fill(plan: &GetPlan, bytes: u64, body_bytes: usize) -> Result<u64> {
     let outcome = put::run(&PutPlan {
         broker: plan.broker,
         topic: plan.topic.clone(),
@@ -65,7 +65,7 @@ pub(crate) fn fill(plan: &GetPlan, bytes: u64, body_bytes: usize) -> Result<()> 
     })?;
     outcome.errors_by_text.print();
     ensure!(outcome.errors == 0, "{} of the puts that fill the topic {} failed", outcome.errors, plan.topic);
-    Ok(())
+    Ok(outcome.messages)
 }
 
 pub(crate) fn run(plan: &GetPlan) -> Result<GetOutcome> {

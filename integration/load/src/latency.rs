@@ -31,6 +31,8 @@ const UNKNOWN: u64 = u64::MAX;
 #[derive(Debug, Clone)]
 pub(crate) struct LatencyPlan {
     pub(crate) broker: SocketAddr,
+    /// Where the messages are read: the broker itself, or a slave that copies it.
+    pub(crate) reader: SocketAddr,
     pub(crate) topic: String,
     pub(crate) partition: u32,
     pub(crate) body_bytes: usize,
@@ -59,6 +61,9 @@ pub(crate) struct LatencyOutcome {
     /// From when it was really sent; the difference is this generator's lateness.
     pub(crate) sent_to_consumed: LatencySummary,
     pub(crate) due_to_acknowledged: LatencySummary,
+    /// From when the producer had the answer to when the reader had the message, 0 where the reader was first. Read at a
+    /// slave this is its lag: both ends of the time are one way over the loopback later than what they stand for.
+    pub(crate) acknowledged_to_consumed: LatencySummary,
     /// Acknowledged and not read within the wait.
     pub(crate) missing: u64,
     /// Read behind a message sent later. The original executes one connection's puts in any order.
@@ -71,7 +76,7 @@ pub(crate) struct LatencyOutcome {
 pub(crate) fn run(plan: &LatencyPlan) -> Result<LatencyOutcome> {
     ensure!(plan.body_bytes >= STAMP_BYTES, "a message needs {STAMP_BYTES} bytes for its times");
     ensure!(plan.messages_per_second > 0.0, "the rate must be above 0");
-    let mut reader = Reader::connect(plan.broker, 1024 * 1024)?;
+    let mut reader = Reader::connect(plan.reader, 1024 * 1024)?;
     let offset = reader.readable_end(&plan.topic, plan.partition)?.unwrap_or(0);
     let out_bytes = 64 * (plan.body_bytes + 128);
     let lane = Lane::connect(plan.broker, OUTSTANDING_MAX, out_bytes)?;
@@ -105,12 +110,24 @@ pub(crate) fn run(plan: &LatencyPlan) -> Result<LatencyOutcome> {
         due_to_consumed: consumed.from_due.summary(),
         sent_to_consumed: consumed.from_sent.summary(),
         due_to_acknowledged: produced.acknowledging.summary(),
+        acknowledged_to_consumed: lag(&produced.acknowledged_ns, &consumed.consumed_ns, run.warmup_messages),
         missing,
         out_of_order: consumed.out_of_order,
         gets: consumed.gets,
         errors: faults.total(),
         errors_by_text: faults,
     })
+}
+
+/// Both by message number; messages of the warm-up, and those that were not acknowledged or not read, are left out.
+fn lag(acknowledged_ns: &[u64], consumed_ns: &[u64], warmup_messages: u64) -> LatencySummary {
+    let mut lags = Latencies::new();
+    for (acknowledged, consumed) in acknowledged_ns.iter().zip(consumed_ns).skip(warmup_messages as usize) {
+        if *acknowledged != UNKNOWN && *consumed != UNKNOWN {
+            lags.record(consumed.saturating_sub(*acknowledged));
+        }
+    }
+    lags.summary()
 }
 
 /// Tells the messages of this run from those of others.
@@ -131,14 +148,16 @@ struct Run<'a> {
 
 struct Produced {
     acknowledged: u64,
+    /// When, by message number; [`UNKNOWN`] for those that were not.
+    acknowledged_ns: Vec<u64>,
     acknowledging: Latencies,
     faults: Faults,
 }
 
 struct Consumed {
     seen: u64,
-    /// By message number.
-    seen_before: Vec<bool>,
+    /// When each was read, by message number; [`UNKNOWN`] for those that were not.
+    consumed_ns: Vec<u64>,
     next: u64,
     out_of_order: u64,
     gets: u64,
@@ -154,8 +173,15 @@ impl Run<'_> {
         lane.stream().set_nonblocking(true)?;
         // Only this partition's frame is used; its number is the last.
         let frames = PutFrames::new(&self.plan.topic, self.plan.partition + 1, &body(self.plan.body_bytes), false);
-        let mut produced = Produced { acknowledged: 0, acknowledging: Latencies::new(), faults: Faults::default() };
+        let mut produced = Produced {
+            acknowledged: 0,
+            acknowledged_ns: vec![UNKNOWN; self.messages as usize],
+            acknowledging: Latencies::new(),
+            faults: Faults::default(),
+        };
         let mut schedule = Schedule::new(self.plan.messages_per_second, self.clock.now_ns(), self.messages);
+        // Which message an answer is for, by the place of its opaque in the window.
+        let mut numbers = vec![0; OUTSTANDING_MAX as usize];
         let mut answered_ns = self.clock.now_ns();
         loop {
             let now_ns = self.clock.now_ns();
@@ -163,6 +189,7 @@ impl Run<'_> {
                 let Some(opaque) = lane.window.take(self.plan.partition, due_ns) else {
                     bail!("{OUTSTANDING_MAX} puts wait for an answer: the broker cannot keep this rate");
                 };
+                numbers[lane.window.place(opaque)] = number;
                 let body = frames.append(&mut lane.out, self.plan.partition, opaque);
                 write_stamp(body, [self.mark, due_ns, now_ns, number]);
             }
@@ -177,7 +204,8 @@ impl Run<'_> {
             if rustix::event::poll(&mut [PollFd::new(lane.stream(), flags)], Some(&time))? > 0 {
                 lane.receive(|window, head, body| {
                     answered_ns = self.clock.now_ns();
-                    self.acknowledge(&mut produced, window.settle(head.opaque), head, body, answered_ns);
+                    let number = numbers[window.place(head.opaque)];
+                    self.acknowledge(&mut produced, window.settle(head.opaque), number, head, body, answered_ns);
                 })?;
             }
             let silent_ns = self.clock.now_ns().saturating_sub(answered_ns);
@@ -190,6 +218,7 @@ impl Run<'_> {
         &self,
         produced: &mut Produced,
         pending: Option<crate::window::Pending>,
+        number: u64,
         head: Head,
         body: &[u8],
         now_ns: u64,
@@ -199,6 +228,7 @@ impl Run<'_> {
             (Some(pending), Kind::Result { code: 200 }) => match parse_stored(body) {
                 Ok(_) => {
                     produced.acknowledged += 1;
+                    produced.acknowledged_ns[number as usize] = now_ns;
                     if produced.acknowledged > self.warmup_messages {
                         produced.acknowledging.record(now_ns.saturating_sub(pending.started_ns));
                     }
@@ -214,7 +244,7 @@ impl Run<'_> {
         rustix::thread::set_current_timer_slack(NonZeroU64::new(1))?;
         let mut consumed = Consumed {
             seen: 0,
-            seen_before: vec![false; self.messages as usize],
+            consumed_ns: vec![UNKNOWN; self.messages as usize],
             next: 0,
             out_of_order: 0,
             gets: 0,
@@ -268,8 +298,8 @@ impl Run<'_> {
         if mark != self.mark {
             return;
         }
-        match consumed.seen_before.get_mut(number as usize) {
-            Some(seen) if !*seen => *seen = true,
+        match consumed.consumed_ns.get_mut(number as usize) {
+            Some(seen) if *seen == UNKNOWN => *seen = now_ns,
             Some(_) => return consumed.faults.count("read twice", 1),
             None => return consumed.faults.count("read with a number that was never sent", 1),
         }
@@ -300,6 +330,12 @@ fn read_stamp(body: &[u8]) -> Option<[u64; 4]> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn lag_counts_what_was_acknowledged_and_read() {
+        let summary = lag(&[5_000, 9_000, 8_000, UNKNOWN, 7_000], &[6_000, 12_000, 2_000, 9_000, UNKNOWN], 1);
+        assert_eq!((summary.count, summary.max_us.round()), (2, 3.0));
+    }
 
     #[test]
     fn a_stamp_reads_as_written() {

@@ -1,7 +1,7 @@
 //! What this machine can do at most, by programs so bare that no broker can beat them: the scale every other figure
 //! is read on. Run in the same minutes as the broker, since a shared machine is a different one an hour later.
 
-use crate::measure::{Latencies, LatencySummary};
+use crate::measure::{Latencies, LatencySummary, median};
 use anyhow::{Context, Result};
 use serde::Serialize;
 use std::fs::{self, File};
@@ -41,6 +41,10 @@ pub(crate) struct Limits {
     pub(crate) fdatasync_in_place: LatencySummary,
     /// Appends of 1 MiB, each synced.
     pub(crate) megabytes_synced: f64,
+    /// Appends of 1 MiB and one sync behind them all: what the disk takes in a row.
+    pub(crate) megabytes_sequential: f64,
+    /// Memory to memory over loopback.
+    pub(crate) megabytes_loopback: f64,
     /// Page cache to loopback by sendfile; the receiver reads all.
     pub(crate) megabytes_file_to_socket: f64,
     /// Loopback to file by read and write.
@@ -56,9 +60,37 @@ impl Limits {
         println!("the same on {FILES} files at once   {:>9.0} /s", self.fdatasyncs_side_by_side);
         println!("fdatasync of 1 KiB in place   {:>9.0} /s    {}", self.fdatasyncs_in_place, self.fdatasync_in_place);
         println!("appends of 1 MiB, each synced {:>9.0} MB/s", self.megabytes_synced);
+        println!("appends of 1 MiB, one sync    {:>9.0} MB/s", self.megabytes_sequential);
+        println!("socket to socket              {:>9.0} MB/s", self.megabytes_loopback);
         println!("page cache to socket          {:>9.0} MB/s  (sendfile)", self.megabytes_file_to_socket);
         println!("socket to file                {:>9.0} MB/s  (read, write)", self.megabytes_socket_to_file);
         println!("socket to file                {:>9.0} MB/s  (splice)", self.megabytes_socket_to_file_spliced);
+    }
+
+    /// The median of each figure on its own.
+    pub(crate) fn median(rounds: &[Limits]) -> Limits {
+        let of = |value: fn(&Limits) -> f64| median(&rounds.iter().map(value).collect::<Vec<f64>>());
+        let latency = |value: fn(&Limits) -> &LatencySummary| LatencySummary::median(rounds.iter().map(value));
+        Limits {
+            round_trips: of(|limits| limits.round_trips),
+            fdatasyncs_append: of(|limits| limits.fdatasyncs_append),
+            fdatasyncs_side_by_side: of(|limits| limits.fdatasyncs_side_by_side),
+            fdatasyncs_in_place: of(|limits| limits.fdatasyncs_in_place),
+            megabytes_synced: of(|limits| limits.megabytes_synced),
+            megabytes_sequential: of(|limits| limits.megabytes_sequential),
+            megabytes_loopback: of(|limits| limits.megabytes_loopback),
+            megabytes_file_to_socket: of(|limits| limits.megabytes_file_to_socket),
+            megabytes_socket_to_file: of(|limits| limits.megabytes_socket_to_file),
+            megabytes_socket_to_file_spliced: of(|limits| limits.megabytes_socket_to_file_spliced),
+            round_trip: latency(|limits| &limits.round_trip),
+            fdatasync_append: latency(|limits| &limits.fdatasync_append),
+            fdatasync_in_place: latency(|limits| &limits.fdatasync_in_place),
+        }
+    }
+
+    /// One sync and one round trip, in µs.
+    pub(crate) fn sync_and_round_trip_us(&self) -> f64 {
+        1e6 / self.round_trips + 1e6 / self.fdatasyncs_append
     }
 }
 
@@ -82,6 +114,8 @@ pub(crate) fn run(dir: &Path, each: Duration) -> Result<Limits> {
         fdatasyncs_in_place,
         fdatasync_in_place,
         megabytes_synced: synced_appends(&dir.join("synced"), each)?,
+        megabytes_sequential: sequential(&dir.join("sequential"), each)?,
+        megabytes_loopback: loopback(each)?,
         megabytes_file_to_socket: file_to_socket(&dir.join("cached"), each)?,
         megabytes_socket_to_file: socket_to_file(dir, each, copy)?,
         megabytes_socket_to_file_spliced: socket_to_file(dir, each, splice)?,
@@ -167,6 +201,44 @@ fn synced_appends(path: &Path, each: Duration) -> Result<f64> {
     Ok(per_second * CHUNK_BYTES as f64 / 1e6)
 }
 
+fn sequential(path: &Path, each: Duration) -> Result<f64> {
+    let mut file = File::create_new(path)?;
+    let chunk = vec![3; CHUNK_BYTES];
+    let start = Instant::now();
+    let mut bytes = 0;
+    while start.elapsed() < each {
+        file.write_all(&chunk)?;
+        bytes += chunk.len();
+    }
+    file.sync_data()?;
+    let seconds = start.elapsed().as_secs_f64();
+    fs::remove_file(path)?;
+    Ok(bytes as f64 / seconds / 1e6)
+}
+
+fn loopback(each: Duration) -> Result<f64> {
+    let (mut near, far) = socket_pair()?;
+    let sender = std::thread::spawn(move || {
+        let chunk = vec![4; CHUNK_BYTES];
+        while near.write_all(&chunk).is_ok() {}
+    });
+    let rate = read_away(&far, each);
+    drop(far);
+    sender.join().expect("the sending thread never panics");
+    rate
+}
+
+/// How fast bytes come, in 10^6 a second.
+fn read_away(mut from: &TcpStream, each: Duration) -> Result<f64> {
+    let mut buffer = vec![0; CHUNK_BYTES];
+    let mut bytes = 0;
+    let start = Instant::now();
+    while start.elapsed() < each {
+        bytes += from.read(&mut buffer)?;
+    }
+    Ok(bytes as f64 / start.elapsed().as_secs_f64() / 1e6)
+}
+
 fn written_file(path: &Path, bytes: u64) -> Result<File> {
     let mut file = File::options().read(true).write(true).create_new(true).open(path)?;
     let chunk = vec![0; CHUNK_BYTES];
@@ -178,7 +250,7 @@ fn written_file(path: &Path, bytes: u64) -> Result<File> {
 
 fn file_to_socket(path: &Path, each: Duration) -> Result<f64> {
     let file = written_file(path, CACHED_BYTES)?;
-    let (near, mut far) = socket_pair()?;
+    let (near, far) = socket_pair()?;
     let sender = std::thread::spawn(move || {
         let mut position = 0;
         // Ends when the other side closes.
@@ -188,16 +260,10 @@ fn file_to_socket(path: &Path, each: Duration) -> Result<f64> {
             }
         }
     });
-    let mut buffer = vec![0; CHUNK_BYTES];
-    let mut bytes = 0;
-    let start = Instant::now();
-    while start.elapsed() < each {
-        bytes += far.read(&mut buffer)?;
-    }
-    let seconds = start.elapsed().as_secs_f64();
+    let rate = read_away(&far, each);
     drop(far);
     sender.join().expect("the sending thread never panics");
-    Ok(bytes as f64 / seconds / 1e6)
+    rate
 }
 
 /// Moves what `from` has to `to` and returns how many bytes.
@@ -261,6 +327,17 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_median_is_taken_figure_by_figure() {
+        let rounds = [3.0, 1.0, 2.0].map(|value| Limits {
+            round_trips: value,
+            fdatasyncs_append: 10.0 - value,
+            ..Limits::default()
+        });
+        let limits = Limits::median(&rounds);
+        assert_eq!((limits.round_trips, limits.fdatasyncs_append), (2.0, 8.0));
+    }
+
+    #[test]
     fn every_limit_is_measured_and_nothing_is_left() {
         let dir = tempfile::tempdir().unwrap();
         let limits = run(dir.path(), Duration::from_millis(20)).unwrap();
@@ -270,6 +347,8 @@ mod tests {
             limits.fdatasyncs_side_by_side,
             limits.fdatasyncs_in_place,
             limits.megabytes_synced,
+            limits.megabytes_sequential,
+            limits.megabytes_loopback,
             limits.megabytes_file_to_socket,
             limits.megabytes_socket_to_file,
             limits.megabytes_socket_to_file_spliced,

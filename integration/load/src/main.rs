@@ -5,15 +5,19 @@
 //! Start reading at `put.rs` (many connections, one thread) or `suite.rs` (the comparison with the original).
 
 mod args;
+mod columns;
 mod frame;
 mod get;
+mod host;
 mod lane;
 mod latency;
 mod machine;
 mod measure;
+mod node;
 mod put;
 mod rate;
 mod reader;
+mod replica;
 mod suite;
 mod txn;
 mod window;
@@ -65,6 +69,7 @@ fn run(args: &Args) -> Result<ExitCode> {
             0
         }
         Command::Suite(suite) => return suite::run(suite, json),
+        Command::Replica(replica) => return replica::run(replica, json),
     };
     Ok(if errors == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
@@ -105,6 +110,7 @@ fn print_latency(outcome: &latency::LatencyOutcome) {
     println!("  due to consumed:     {}", outcome.due_to_consumed);
     println!("  sent to consumed:    {}", outcome.sent_to_consumed);
     println!("  due to acknowledged: {}", outcome.due_to_acknowledged);
+    println!("  acknowledged to consumed: {}", outcome.acknowledged_to_consumed);
     println!("  gets {}  out of order {}  missing {}", outcome.gets, outcome.out_of_order, outcome.missing);
     outcome.errors_by_text.print();
 }

@@ -3,12 +3,12 @@
 
 mod brokers;
 mod cells;
-mod host;
 mod idle;
 mod table;
 
 use crate::args::SuiteArgs;
 use crate::get::{self, GetPlan, Records};
+use crate::host;
 use crate::machine::{self, Limits};
 use crate::measure::median;
 use crate::put::{self, PutPlan, Until};
@@ -20,6 +20,8 @@ use std::fs::{self, File};
 use std::net::SocketAddr;
 use std::process::ExitCode;
 use std::time::Duration;
+
+pub(crate) use cells::Bar;
 
 /// For each of the machine's limits, each round.
 const LIMIT_SECONDS: Duration = Duration::from_secs(1);
@@ -104,7 +106,7 @@ pub(crate) fn run(args: &SuiteArgs, json: bool) -> Result<ExitCode> {
             }
         }
     }
-    let machine = table::median_limits(&limits);
+    let machine = Limits::median(&limits);
     let others = measured.iter().flatten().flatten().map(|round| round.cores_of_others);
     let cores_of_others = median(&others.collect::<Vec<f64>>());
     let reports = cells.iter().zip(measured).map(|(cell, sides)| report_cell(cell, sides, &machine)).collect();

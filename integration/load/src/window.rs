@@ -51,11 +51,15 @@ impl Window {
 
     /// Gives back the request an answer belongs to; `None` when no request with this opaque waits.
     pub(crate) fn settle(&mut self, opaque: i32) -> Option<Pending> {
-        let slot = (i64::from(opaque) - OPAQUE_FIRST) % self.slots.len() as i64;
-        let place = &mut self.slots[slot as usize];
-        let pending = place.take_if(|pending| pending.opaque == opaque)?;
+        let slot = self.place(opaque);
+        let pending = self.slots[slot].take_if(|pending| pending.opaque == opaque)?;
         self.free.push(slot as u32);
         Some(pending)
+    }
+
+    /// Where in the window an opaque belongs, whether or not a request with it waits.
+    pub(crate) fn place(&self, opaque: i32) -> usize {
+        ((i64::from(opaque) - OPAQUE_FIRST) % self.slots.len() as i64) as usize
     }
 }
 

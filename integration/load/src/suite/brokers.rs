@@ -1,21 +1,14 @@
 //! Starts and stops the two brokers, configured alike.
 
 use super::cells::{TOPICS, Topic};
-use crate::reader::Reader;
-use anyhow::{Context, Result, bail, ensure};
-use rustix::process::{Pid, Signal, kill_process};
+use crate::node::{Home, Node, Settings, free_ports, scratch, wait_for_version};
+use anyhow::{Context, Result, ensure};
 use std::fmt::Write as _;
-use std::fs::{self, File};
-use std::net::{SocketAddr, TcpListener};
+use std::fs;
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
+use std::process::{Command, Stdio};
 use tempfile::TempDir;
-
-const START_WAIT: Duration = Duration::from_secs(60);
-const STOP_WAIT: Duration = Duration::from_secs(30);
-const LOOK_AGAIN: Duration = Duration::from_millis(20);
-const LOG_BYTES_SHOWN: usize = 2000;
 
 /// A running broker; it is stopped when this is dropped, the original's data is removed.
 pub(crate) struct Broker {
@@ -29,43 +22,23 @@ pub(crate) struct Broker {
 }
 
 enum Process {
-    Metaq { child: Child },
+    Metaq(Node),
     Original { script: PathBuf, run_dir: PathBuf, _topics: TempDir },
 }
 
-/// Configuration, data and log of a broker of ours; it may be started there again and again. Removed when dropped.
-pub(crate) struct MetaqHome {
-    dir: TempDir,
-    address: SocketAddr,
-}
+/// A broker of ours with the given topic sections; its data is removed when this is dropped.
+pub(crate) struct MetaqHome(Home);
 
 impl MetaqHome {
     pub(crate) fn new(dir: &Path, topics: &str) -> Result<MetaqHome> {
-        let dir = scratch(dir)?;
-        let [port, console_port] = free_ports()?;
-        fs::write(dir.path().join("server.ini"), metaq_config(dir.path(), port, console_port, topics))?;
-        Ok(MetaqHome { dir, address: SocketAddr::from(([127, 0, 0, 1], port)) })
+        Ok(MetaqHome(Home::new(dir, &Settings { topics: topics.to_owned(), ..Settings::default() })?))
     }
 
     /// Returns when the broker answers.
     pub(crate) fn start(&self, binary: &Path) -> Result<Broker> {
-        let log = self.dir.path().join("metaq-master.log");
-        let child = Command::new(binary)
-            .arg("--config")
-            .arg(self.dir.path().join("server.ini"))
-            .stdin(Stdio::null())
-            .stdout(File::create(&log)?)
-            .stderr(File::options().append(true).open(&log)?)
-            .spawn()
-            .with_context(|| format!("cannot start {}: build it first", binary.display()))?;
-        let pid = child.id();
-        let mut process = Process::Metaq { child };
-        let version = wait_for_version(self.address, || process.ended()).with_context(|| {
-            let text = fs::read(&log).unwrap_or_default();
-            let shown = &text[text.len().saturating_sub(LOG_BYTES_SHOWN)..];
-            format!("{} did not come up; its log ends with:\n{}", binary.display(), String::from_utf8_lossy(shown))
-        })?;
-        Ok(Broker { name: "metaq", address: self.address, pid, version, long_poll: true, process })
+        let node = self.0.start(binary, &[])?;
+        let (address, pid, version) = (node.address, node.pid, node.version.clone());
+        Ok(Broker { name: "metaq", address, pid, version, long_poll: true, process: Process::Metaq(node) })
     }
 }
 
@@ -102,58 +75,6 @@ pub(crate) fn start_original(script: &Path, run_dir: &Path, dir: &Path) -> Resul
     Ok(Broker { name: "original", address, pid, version, long_poll: false, process })
 }
 
-fn scratch(dir: &Path) -> Result<TempDir> {
-    let made = tempfile::Builder::new().prefix("metaq-load-suite-").tempdir_in(dir);
-    made.with_context(|| format!("cannot make a scratch directory in {}", dir.display()))
-}
-
-/// Ports nobody listens on. Both are held until both are known, so that they differ.
-fn free_ports() -> Result<[u16; 2]> {
-    let listeners = [TcpListener::bind("127.0.0.1:0")?, TcpListener::bind("127.0.0.1:0")?];
-    Ok([listeners[0].local_addr()?.port(), listeners[1].local_addr()?.port()])
-}
-
-/// Asks until the broker answers; `ended` says that it never will.
-fn wait_for_version(address: SocketAddr, mut ended: impl FnMut() -> Option<String>) -> Result<String> {
-    let start = Instant::now();
-    loop {
-        match Reader::connect(address, 0).and_then(|mut reader| reader.version()) {
-            Ok(version) => return Ok(version),
-            Err(error) if start.elapsed() > START_WAIT => return Err(error),
-            Err(_) => {}
-        }
-        if let Some(status) = ended() {
-            bail!("it ended with {status}");
-        }
-        std::thread::sleep(LOOK_AGAIN);
-    }
-}
-
-/// The same values the original is started with, but for the registry: ours needs none.
-fn metaq_config(dir: &Path, port: u16, console_port: u16, topics: &str) -> String {
-    format!(
-        "[system]\n\
-         brokerId=1\n\
-         hostName=127.0.0.1\n\
-         serverPort={port}\n\
-         dashboardHttpPort={console_port}\n\
-         numPartitions=1\n\
-         unflushThreshold=0\n\
-         unflushInterval=10000\n\
-         maxSegmentSize=1073741824\n\
-         maxTransferSize=1048576\n\
-         deletePolicy=delete,168\n\
-         deleteWhen=0 0 6,18 * * ?\n\
-         dataPath={data}\n\
-         \n\
-         [zookeeper]\n\
-         zk.zkEnable=false\n\
-         zk.zkConnect=127.0.0.1:2181\n\
-         {topics}",
-        data = dir.join("data").display(),
-    )
-}
-
 /// The suite's topics as sections of either broker's configuration.
 pub(crate) fn topic_sections() -> String {
     let mut text = String::new();
@@ -172,17 +93,9 @@ impl Broker {
 }
 
 impl Process {
-    /// How it ended, if it did.
-    fn ended(&mut self) -> Option<String> {
-        match self {
-            Process::Metaq { child } => child.try_wait().ok().flatten().map(|status| status.to_string()),
-            Process::Original { .. } => None,
-        }
-    }
-
     fn stop(&mut self) -> Result<()> {
         match self {
-            Process::Metaq { child } => stop_child(child),
+            Process::Metaq(node) => node.stop(),
             Process::Original { script, run_dir, .. } => {
                 let status = Command::new(script)
                     .arg("--dir")
@@ -197,29 +110,12 @@ impl Process {
     }
 }
 
-fn stop_child(child: &mut Child) -> Result<()> {
-    let pid = Pid::from_child(child);
-    let start = Instant::now();
-    if child.try_wait()?.is_none() {
-        kill_process(pid, Signal::TERM)?;
-    }
-    loop {
-        if let Some(status) = child.try_wait()? {
-            ensure!(status.success(), "metaq ended with {status}");
-            return Ok(());
-        }
-        if start.elapsed() > STOP_WAIT {
-            child.kill()?;
-            child.wait()?;
-            bail!("metaq ignored TERM for {} s and was killed", STOP_WAIT.as_secs());
-        }
-        std::thread::sleep(LOOK_AGAIN);
-    }
-}
-
 impl Drop for Process {
     fn drop(&mut self) {
-        if let Err(error) = self.stop() {
+        // A node of ours stops itself.
+        if let Process::Original { .. } = self
+            && let Err(error) = self.stop()
+        {
             eprintln!("metaq-load: stopping a broker: {error:#}");
         }
     }
@@ -230,22 +126,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_broker_that_ends_at_once_is_reported_with_its_log() {
-        let dir = tempfile::tempdir().unwrap();
-        let binary = dir.path().join("broker");
-        fs::write(&binary, "#!/bin/sh\necho \"cannot use $2\"\nexit 78\n").unwrap();
-        let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
-        fs::set_permissions(&binary, mode).unwrap();
-        let home = MetaqHome::new(dir.path(), "").unwrap();
-        let Err(error) = home.start(&binary) else { panic!("it started") };
-        let text = format!("{error:#}");
-        assert!(text.contains("cannot use ") && text.contains("server.ini") && text.contains("78"), "{text}");
-    }
-
-    #[test]
-    fn both_brokers_are_given_the_same_topics() {
-        let config = metaq_config(Path::new("/data"), 1, 2, &topic_sections());
-        assert!(config.ends_with(&topic_sections()));
-        assert!(config.contains("\n[topic=load-os-8]\nnumPartitions=8\nunflushThreshold=1000\n"));
+    fn the_topics_are_sections_of_either_configuration() {
+        assert!(topic_sections().contains("\n[topic=load-os-8]\nnumPartitions=8\nunflushThreshold=1000\n"));
     }
 }

@@ -1,9 +1,9 @@
 //! What the suite measures: which work on which topic, against which limit, and where the bar is.
 
 use super::brokers::Broker;
-use super::host;
 use crate::args::SuiteArgs;
 use crate::get;
+use crate::host;
 use crate::latency::{self, LatencyPlan, Reading};
 use crate::machine::Limits;
 use crate::measure::LatencySummary;
@@ -165,14 +165,14 @@ impl Cell {
     }
 
     pub(crate) fn limit(&self, machine: &Limits) -> Option<f64> {
-        let sync_and_round_trip = 1.0 / machine.round_trips + 1.0 / machine.fdatasyncs_append;
+        let sync_and_round_trip_us = machine.sync_and_round_trip_us();
         match self.limit {
             Limit::None => None,
             Limit::RoundTrip => Some(machine.round_trips),
-            Limit::RoundTripAndSync => Some(1.0 / sync_and_round_trip),
+            Limit::RoundTripAndSync => Some(1e6 / sync_and_round_trip_us),
             Limit::SocketToFile => Some(machine.megabytes_socket_to_file * 1e6 / BODY_BYTES as f64),
             Limit::FileToSocket => Some(machine.megabytes_file_to_socket),
-            Limit::SyncAndRoundTripTime => Some(sync_and_round_trip * 1e6),
+            Limit::SyncAndRoundTripTime => Some(sync_and_round_trip_us),
         }
     }
 
@@ -216,6 +216,7 @@ impl Cell {
             Work::Latency { topic, rate } => {
                 let outcome = latency::run(&LatencyPlan {
                     broker: broker.address,
+                    reader: broker.address,
                     topic: topic.name.into(),
                     partition: 0,
                     body_bytes: BODY_BYTES,

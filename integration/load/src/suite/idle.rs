@@ -1,7 +1,7 @@
 //! What partitions cost that nobody uses: memory, and time to start.
 
 use super::brokers::MetaqHome;
-use super::host::resident_megabytes;
+use crate::host::resident_megabytes;
 use crate::put::{self, PutPlan, Until};
 use anyhow::{Result, ensure};
 use serde::Serialize;
