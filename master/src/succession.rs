@@ -55,7 +55,9 @@ pub(crate) async fn settle(
         others.push((member, answer));
     }
     let ends = store.logs().iter().map(|log| (log.id().clone(), log.positions().written)).collect();
-    let candidate = Candidate { record: &record, node: store.node_id(), epoch: store.epoch(), ends: &ends };
+    let starts = store.lineage()?.starts();
+    let (node, epoch) = (store.node_id(), store.epoch());
+    let candidate = Candidate { record: &record, node, epoch, ends: &ends, starts: &starts };
     let mut doubts = doubts(candidate, &others);
     if !doubts.is_empty() {
         doubts.append(&mut failures);

@@ -4,6 +4,9 @@
 //! Everything acknowledged is held by `quorum` members. When fewer than `quorum - 1` of the slaves that counted cannot be
 //! asked, at least one of those that answer holds all of it, for each partition; and since the logs of one reign are
 //! prefixes of each other, whoever is furthest does.
+//!
+//! That is so for what was acknowledged in the reign the candidate lives in. What was before, others may hold; but all of
+//! it lies before the point at which that reign began, and a candidate that has not come so far is refused.
 
 use std::collections::BTreeMap;
 
@@ -23,6 +26,8 @@ pub struct Candidate<'a> {
     /// The reign it lives in: that of the master it followed.
     pub epoch: Epoch,
     pub ends: &'a BTreeMap<PartitionId, Offset>,
+    /// Where its master ended when that reign began.
+    pub starts: &'a BTreeMap<PartitionId, Offset>,
 }
 
 /// What another slave of the same master answered.
@@ -39,7 +44,7 @@ pub enum Answer {
 /// Why the candidate may lack something that was acknowledged, in words; empty: it lacks nothing. `others` are the other
 /// members it knows, and whoever else was found.
 pub fn doubts(candidate: Candidate<'_>, others: &[(KnownMember, Answer)]) -> Vec<String> {
-    let Candidate { record, node, epoch, ends } = candidate;
+    let Candidate { record, node, epoch, ends, starts } = candidate;
     let mut doubts = Vec::new();
     if !record.members.iter().any(|member| member.is(record.slave_id, node)) {
         doubts.push("its master has never counted it among those who hold what was acknowledged".to_owned());
@@ -51,6 +56,11 @@ pub fn doubts(candidate: Candidate<'_>, others: &[(KnownMember, Answer)]) -> Vec
         (lacks > 0).then(|| format!("{partition} lacks {lacks} bytes that were acknowledged"))
     });
     add(&mut doubts, known.collect());
+    let begun = starts.iter().filter_map(|(partition, start)| {
+        let lacks = start.bytes_since(ends.get(partition).copied().unwrap_or_default());
+        (lacks > 0).then(|| format!("{partition} lacks {lacks} bytes that its master had when epoch {epoch} began"))
+    });
+    add(&mut doubts, begun.collect());
     for (member, answer) in others {
         match answer {
             Answer::Ends { epoch: theirs, .. } if *theirs > epoch => doubts.push(format!(
@@ -140,9 +150,9 @@ mod tests {
     }
 
     fn check(record: &Record, own: &[(&str, u64)], others: &[(u32, Answer)]) -> Vec<String> {
-        let own = ends(own);
+        let (own, starts) = (ends(own), BTreeMap::new());
         let others: Vec<_> = others.iter().map(|(id, answer)| (member(*id), answer.clone())).collect();
-        doubts(Candidate { record, node: "n0", epoch: Epoch(5), ends: &own }, &others)
+        doubts(Candidate { record, node: "n0", epoch: Epoch(5), ends: &own, starts: &starts }, &others)
     }
 
     fn at(epoch: u64, of: &[(&str, u64)]) -> Answer {
@@ -174,6 +184,22 @@ mod tests {
         let many: Vec<(&str, u64)> = many.iter().map(|(name, end)| (name.as_str(), *end)).collect();
         let behind = check(&record, &[("t-0", 100)], &[(1, at(5, &many))]);
         assert_eq!((behind.len(), behind[5].as_str()), (6, "and 4 more partitions"));
+    }
+
+    /// It joined the reign that its master began after a restart, and was cut off before it had copied what the last one
+    /// had left: that may be held by others, who have not joined.
+    #[test]
+    fn what_the_reign_began_with_is_not_missing_either() {
+        let record = record(2, &[0], &[]);
+        let (own, starts) = (ends(&[("t-0", 70), ("u-0", 50)]), ends(&[("t-0", 100), ("u-0", 50), ("new-0", 9)]));
+        let candidate = Candidate { record: &record, node: "n0", epoch: Epoch(5), ends: &own, starts: &starts };
+        assert_eq!(
+            doubts(candidate, &[]),
+            [
+                "new-0 lacks 9 bytes that its master had when epoch 5 began",
+                "t-0 lacks 30 bytes that its master had when epoch 5 began"
+            ]
+        );
     }
 
     #[test]

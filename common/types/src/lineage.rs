@@ -88,6 +88,15 @@ impl Lineage {
         }
     }
 
+    /// Where each partition ended when the newest reign began.
+    pub fn starts(&self) -> BTreeMap<PartitionId, Offset> {
+        let mut starts = BTreeMap::new();
+        for reign in &self.0 {
+            starts.extend(reign.starts.iter().map(|(partition, start)| (partition.clone(), *start)));
+        }
+        starts
+    }
+
     /// Where a partition ended when the reign at `index` began.
     fn start_of(&self, index: usize, partition: &PartitionId) -> Offset {
         let named = self.0[..=index].iter().rev().find_map(|reign| reign.starts.get(partition));
@@ -366,6 +375,7 @@ mod tests {
         assert_eq!(lineage.reigns()[0].starts.len(), 2, "what a forgotten reign said is remembered by the next");
         assert!(lineage.reigns()[1..].iter().all(|reign| reign.starts.len() == 1));
         assert_eq!(lineage.start_of(REIGNS_MAX - 1, &partition()), at(7));
+        assert_eq!(lineage.starts(), BTreeMap::from([(partition(), at(7)), ("busy-0".parse().unwrap(), at(70))]));
         assert_eq!(lineage.reigns().len(), REIGNS_MAX);
         assert_eq!((lineage.reigns()[0].epoch, lineage.epoch()), (Epoch(7), Epoch(70)));
         assert!(Lineage::new(lineage.reigns().iter().rev().cloned().collect()).is_none());

@@ -89,7 +89,7 @@ pub(super) async fn gather(place: &Place) -> anyhow::Result<Facts> {
             measurement: measure(&record, &ends, unix_ms()),
             master_answers: answers(&record.master).await,
             quorum: record.quorum,
-            doubts: quorum::ask(&config, &record, node, files.lineage.epoch(), &ends).await,
+            doubts: quorum::ask(&config, &record, node, &files.lineage, &ends).await,
         }),
     };
     let gaps = files.logs.iter().flat_map(|log| log.gaps.iter().map(|(from, to)| (log.id.clone(), *from, *to)));

@@ -8,7 +8,7 @@ use metaq_link::candidacy::{Answer, Candidate, doubts};
 use metaq_link::members::KnownMember;
 use metaq_link::promotion::Record;
 use metaq_registry::lookup;
-use metaq_types::{Epoch, Offset, PartitionId};
+use metaq_types::{Epoch, Lineage, Offset, PartitionId};
 
 use super::gather::REGISTRY_PATIENCE;
 use crate::replicas;
@@ -18,13 +18,13 @@ pub(super) async fn ask(
     config: &BrokerConfig,
     record: &Record,
     node: &str,
-    epoch: Epoch,
+    lineage: &Lineage,
     own_ends: &BTreeMap<PartitionId, Offset>,
 ) -> Vec<String> {
     if record.quorum <= 1 {
         return Vec::new();
     }
-    let mut ends = own_ends.clone();
+    let (mut ends, epoch) = (own_ends.clone(), lineage.epoch());
     let mut others = Vec::new();
     for member in others_of(config, record, node).await {
         let answer = answer_of(&member).await;
@@ -39,7 +39,7 @@ pub(super) async fn ask(
         }
         others.push((member, answer));
     }
-    doubts(Candidate { record, node, epoch, ends: &ends }, &others)
+    doubts(Candidate { record, node, epoch, ends: &ends, starts: &lineage.starts() }, &others)
 }
 
 /// Those that this slave knows of, where they are registered now, and whoever else is.
