@@ -1,5 +1,5 @@
 use crate::message::Event;
-use crate::net::{NODES, Place};
+use crate::net::Place;
 use crate::node::{Disk, NAMES, Process, SYNC_MS};
 use crate::world::World;
 
@@ -8,7 +8,7 @@ impl World {
     pub(crate) fn on_fault(&mut self) {
         let pause = self.rng.within(200, 2_500);
         self.queue.push(self.now + pause, Event::Fault);
-        let node = self.rng.index(NODES);
+        let node = self.rng.index(self.nodes.len());
         match self.rng.within(0, 100) {
             0..20 => self.kill(node),
             20..30 => self.lose_power(node),
@@ -18,22 +18,25 @@ impl World {
             70..80 => self.slow_disk(node),
             80..85 => self.promote_in_error(node),
             85..90 => self.switch_over(node),
-            90..94 => self.replace_disk(node),
+            90..93 => self.replace_disk(node),
+            93..95 => self.reload_leader(),
+            95..97 => self.forge_get(node),
             _ => self.heal_the_network(),
         }
     }
 
     fn pause(&mut self, node: usize) {
         let until = self.now + self.rng.within(100, 7_000);
-        self.nodes[node].paused_until = until;
+        let host = &mut self.nodes[node];
+        (host.paused_until, host.behind_until) = (until, until.max(host.behind_until));
         let now = self.now;
         self.trace.note(now, || format!("{} is stopped until {until}", NAMES[node]));
     }
 
     fn place(&mut self) -> Place {
-        match self.rng.index(NODES + 1) {
-            NODES => Place::Registry,
-            node => Place::Node(node),
+        match self.rng.index(self.nodes.len() + 1) {
+            node if node < self.nodes.len() => Place::Node(node),
+            _ => Place::Registry,
         }
     }
 
@@ -81,7 +84,8 @@ impl World {
         let now = self.now;
         self.trace.note(now, || format!("{} is started as a master in error", NAMES[node]));
         self.stop(node);
-        self.start_master(node, false);
+        let accept_gap = self.rng.percent(50);
+        self.start_master(node, false, accept_gap);
     }
 
     /// The planned way: the master is stopped in order, then a slave takes its place.
@@ -94,7 +98,14 @@ impl World {
         self.trace.note(now, || format!("switching over from {} to {}", NAMES[leader], NAMES[node]));
         self.stop(leader);
         self.stop(node);
-        self.start_master(node, false);
+        let accept_gap = self.rng.percent(50);
+        self.start_master(node, false, accept_gap);
+    }
+
+    fn reload_leader(&mut self) {
+        if let Some(leader) = self.leader() {
+            self.reload(leader);
+        }
     }
 
     /// A slave's machine is replaced: it begins with nothing.
@@ -106,8 +117,9 @@ impl World {
         let now = self.now;
         self.trace.note(now, || format!("{} begins anew, with an empty disk", NAMES[node]));
         self.stop(node);
-        self.nodes[node].disk = Disk::default();
-        self.checks.on_replaced(node);
+        self.checks.on_replaced(self.now, node, &self.nodes[node].disk);
+        let name = format!("{}-{}", NAMES[node], self.number());
+        self.nodes[node].disk = Disk::named(name);
         self.start_slave(node, false);
         // Some cannot wait until it has copied everything.
         if self.rng.percent(50) {
@@ -145,13 +157,16 @@ impl World {
         self.end_process(node);
         for (partition, log) in &mut self.nodes[node].disk.logs {
             log.lose_unsynced(&mut self.rng);
-            self.checks.on_power_loss(node, partition, log.end());
+            self.checks.on_power_loss(self.now, node, partition, log.end());
         }
     }
 
     /// In order: a slave writes its record, a master leaves its seat; what is written is synced.
     pub(crate) fn stop(&mut self, node: usize) {
         self.write_record(node);
+        if let Some(kept) = self.nodes[node].kept_now() {
+            self.nodes[node].disk.kept = Some(kept);
+        }
         let session = self.nodes[node].master().and_then(|master| master.session());
         let incarnation = self.nodes[node].incarnation;
         self.end_process(node);

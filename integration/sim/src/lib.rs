@@ -9,6 +9,8 @@
 //! What is simulated here, and not the real code: the order of a slave's steps (`link/driver`), the claim of a reign
 //! (`registry/fence.rs`, `master/reign.rs`), and a log's files. No sockets, threads, files or clocks must come in.
 
+mod candidacy;
+mod consumer;
 mod faults;
 mod invariants;
 mod log;
@@ -19,8 +21,11 @@ mod net;
 mod node;
 mod operator;
 mod queue;
+mod quorum;
 mod registry;
+mod retention;
 mod rng;
+mod setup;
 mod slave;
 mod trace;
 mod world;

@@ -17,20 +17,29 @@ pub(crate) struct Log {
     segments: Vec<u64>,
     /// Where each record ends.
     ends: Vec<u64>,
+    /// What the log lacks inside, from where to where; filled with nothing here.
+    gaps: Vec<(u64, u64)>,
 }
 
 /// What a read finds.
 #[derive(Debug)]
 pub(crate) enum Slice {
-    Bytes { bytes: Bytes, segment: Offset },
+    Bytes {
+        bytes: Bytes,
+        segment: Offset,
+    },
     AtEnd,
     Beyond,
+    /// Nothing is here: it goes on there.
+    Gap {
+        to: Offset,
+    },
 }
 
 impl Log {
     pub(crate) fn new(first: Offset) -> Log {
         let first = first.get();
-        Log { first, bytes: Vec::new(), durable: first, segments: vec![first], ends: Vec::new() }
+        Log { first, bytes: Vec::new(), durable: first, segments: vec![first], ends: Vec::new(), gaps: Vec::new() }
     }
 
     pub(crate) fn first(&self) -> Offset {
@@ -90,15 +99,62 @@ impl Log {
         Ok(())
     }
 
+    pub(crate) fn gaps(&self) -> &[(u64, u64)] {
+        &self.gaps
+    }
+
+    pub(crate) fn has_gap_before(&self, offset: Offset) -> bool {
+        self.gaps.iter().any(|(_, to)| *to == offset.get())
+    }
+
+    /// The log goes on at `to`, above its end.
+    pub(crate) fn skip_to(&mut self, to: Offset) {
+        let from = self.end().get();
+        // An empty last segment gives way to the new one.
+        self.segments.retain(|segment| *segment == self.first || *segment < from);
+        self.gaps.push((from, to.get()));
+        self.bytes.resize((to.get() - self.first) as usize, 0);
+        self.segments.push(to.get());
+        self.durable = to.get();
+    }
+
+    /// Takes off what lies before `first`, where a segment begins.
+    pub(crate) fn trim(&mut self, first: Offset) {
+        let first = first.get();
+        self.bytes.drain(..(first - self.first) as usize);
+        self.first = first;
+        self.segments.retain(|segment| *segment >= first);
+        self.ends.retain(|end| *end > first);
+        self.gaps.retain(|(_, to)| *to > first);
+    }
+
+    /// The ids of the records that end by `to`, each with its place.
+    pub(crate) fn records(&self, from: Offset, to: Offset) -> Vec<(i64, Offset, Offset)> {
+        let (mut found, mut start) = (Vec::new(), from.max(self.first()));
+        let ends = &self.ends[self.ends.partition_point(|end| *end <= start.get())..];
+        for end in ends.iter().copied().take_while(|end| *end <= to.get()) {
+            if let Some((_, to)) = self.gaps.iter().find(|(gap, to)| *gap <= start.get() && start.get() < *to) {
+                start = at(*to);
+            }
+            let header = Records::new(self.range(start, at(end))).map_while(Result::ok).next();
+            found.extend(header.map(|(_, header, _)| (header.id.0, start, at(end))));
+            start = at(end);
+        }
+        found
+    }
+
     /// At most `bytes_max`, at least one record, below `end`, within one segment.
     pub(crate) fn slice(&self, from: Offset, bytes_max: u64, end: Offset) -> Slice {
         if from >= end {
             return if from == end { Slice::AtEnd } else { Slice::Beyond };
         }
+        if let Some((_, to)) = self.gaps.iter().find(|(gap, to)| *gap <= from.get() && from.get() < *to) {
+            return Slice::Gap { to: at(*to) };
+        }
         let place = self.segments.partition_point(|segment| *segment <= from.get()) - 1;
         let segment_end = self.segments.get(place + 1).copied().unwrap_or(u64::MAX).min(end.get());
         let whole = &self.ends[self.ends.partition_point(|end| *end <= from.get())..];
-        let fits = |end: &&u64| **end <= segment_end && **end <= from.get() + bytes_max;
+        let fits = |end: &&u64| **end <= segment_end && **end <= from.get().saturating_add(bytes_max);
         let to = whole.iter().take_while(fits).last().or(whole.first()).copied().unwrap_or(segment_end);
         let bytes = Bytes::copy_from_slice(self.range(from, at(to)));
         Slice::Bytes { bytes, segment: at(self.segments[place]) }
@@ -138,9 +194,16 @@ impl Log {
     /// Ends the log at `to`; answers how many bytes went.
     pub(crate) fn cut(&mut self, to: Offset) -> u64 {
         let gone = self.end().bytes_since(to);
+        if to < self.first() {
+            *self = Log::new(to);
+            return gone;
+        }
+        let inside = self.gaps.iter().find(|(from, end)| *from < to.get() && to.get() < *end);
+        let to = inside.map_or(to, |(from, _)| at(*from));
         self.bytes.truncate((to.get() - self.first) as usize);
         self.segments.retain(|segment| *segment == self.first || *segment < to.get());
         self.ends.retain(|end| *end <= to.get());
+        self.gaps.retain(|(_, end)| *end <= to.get());
         self.durable = self.durable.min(to.get());
         gone
     }

@@ -31,11 +31,13 @@ fn main() -> Result<()> {
     let outcomes = run_all(args.first, args.seeds, options);
     let sum = |of: fn(&Outcome) -> u64| outcomes.iter().map(of).sum::<u64>();
     println!(
-        "{} seeds from {} in {:.1} s: {} messages acknowledged, {} reigns, {} lost that nobody promoted had confirmed",
+        "{} seeds from {} in {:.1} s: {} messages acknowledged, {} of them by a quorum, {} reigns, {} lost that nobody \
+         promoted had confirmed",
         outcomes.len(),
         args.first,
         begun.elapsed().as_secs_f64(),
         sum(|outcome| outcome.acknowledged),
+        sum(|outcome| outcome.under_quorum),
         sum(|outcome| outcome.reigns),
         sum(|outcome| outcome.lost_unconfirmed),
     );

@@ -1,20 +1,26 @@
 //! A node that was started without a slave id: it claims the reign, then takes puts and serves slaves.
 
+use crate::candidacy::Poll;
 use crate::log::{Log, Slice};
-use crate::message::{Event, Listed, Message, Timer};
+use crate::message::{Event, Listed, Message, TheirQuorum, Timer};
 use crate::mutation::Mutation;
 use crate::net::Place;
 use crate::node::{Exit, Level, NAMES, Process, level};
 use crate::queue::Ms;
 use crate::registry::{Ask, Fence, LEASE_MS, RENEWAL_MS, Told};
+use crate::setup::Promised;
 use crate::world::World;
+use metaq_link::confirmed::Known;
+use metaq_link::members::members_word;
 use metaq_link::promotion::measure;
 use metaq_link::pull::Answer;
+use metaq_link::quorum::Quorums;
 use metaq_link::replicas::Replicas;
 use metaq_link::verdict::{Claim, Rival, may_reign};
 use metaq_types::{Epoch, Offset, PartitionId, Reign, SlaveId};
 use metaq_wire::ValueExtra;
 use std::collections::BTreeMap;
+use std::time::Instant;
 
 const CLAIM_PAUSE_MS: Ms = 300;
 const SEAT_PAUSE_MS: Ms = 100;
@@ -26,6 +32,20 @@ pub(crate) struct Master {
     pub(crate) stage: Stage,
     /// The operator has said `--accept-loss`.
     pub(crate) consent: bool,
+    /// The operator has said `--accept-gap`.
+    pub(crate) accept_gap: bool,
+    /// The members that are asked before the claim.
+    pub(crate) poll: Option<Poll>,
+    /// Whoever holds something acknowledged until then was asked for it.
+    pub(crate) settled_at: Ms,
+    /// What was confirmed before this process began.
+    pub(crate) known: Option<Known>,
+    pub(crate) quorums: Quorums,
+    /// What the acknowledgements of each partition wait for; those of others wait for nobody.
+    pub(crate) confirmed: BTreeMap<PartitionId, Offset>,
+    pub(crate) keep_at: Ms,
+    /// When each connection last said something.
+    pub(crate) heard: BTreeMap<u64, Ms>,
     /// The reign this process began; `None` before.
     pub(crate) epoch: Option<Epoch>,
     lease_until: Ms,
@@ -35,12 +55,14 @@ pub(crate) struct Master {
     /// Connections that have greeted, with the slave's node.
     pub(crate) greeted: BTreeMap<u64, usize>,
     parked: Vec<Parked>,
-    unacknowledged: Vec<Unacknowledged>,
-    catalog: u64,
+    pub(crate) unacknowledged: Vec<Unacknowledged>,
+    pub(crate) catalog: u64,
 }
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Stage {
+    /// What the other members hold is asked.
+    Polling,
     Looking,
     /// The registered one was asked whether it lives, at this time.
     Asking {
@@ -53,28 +75,58 @@ pub(crate) enum Stage {
     Reigning,
 }
 
+/// What a reign was begun with.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Permits {
+    pub(crate) loss: bool,
+    pub(crate) gap: bool,
+    /// When the members had been asked.
+    pub(crate) settled_at: Ms,
+}
+
 /// A request that waits for something to come.
 #[derive(Debug)]
 struct Parked {
     session: u64,
     tag: u64,
     /// What is read; `None`: the list of partitions.
-    read: Option<(PartitionId, Offset, u32)>,
+    read: Option<Read>,
+}
+
+/// A get of a replica.
+#[derive(Clone, Debug)]
+struct Read {
+    partition: PartitionId,
+    offset: Offset,
+    bytes_max: u32,
+    /// A member of the quorum asks, which may read ahead of the own sync.
+    ahead: bool,
 }
 
 #[derive(Debug)]
-struct Unacknowledged {
-    partition: PartitionId,
+pub(crate) struct Unacknowledged {
+    pub(crate) partition: PartitionId,
     id: i64,
     start: Offset,
-    end: Offset,
+    pub(crate) end: Offset,
+    pub(crate) stored_at: Ms,
+    /// Members that have to hold it; 1: the master alone, also where fewer than asked for had to be enough.
+    pub(crate) members: u32,
 }
 
 impl Master {
-    pub(crate) fn new(consent: bool) -> Master {
+    pub(crate) fn new(consent: bool, accept_gap: bool, epoch: Epoch, now: Instant) -> Master {
         Master {
-            stage: Stage::Looking,
+            stage: Stage::Polling,
             consent,
+            accept_gap,
+            poll: None,
+            settled_at: 0,
+            known: None,
+            quorums: Quorums::new(epoch, now),
+            confirmed: BTreeMap::new(),
+            keep_at: 0,
+            heard: BTreeMap::new(),
             epoch: None,
             lease_until: 0,
             has_led: false,
@@ -94,6 +146,10 @@ impl Master {
     pub(crate) fn session(&self) -> Option<u64> {
         self.session
     }
+
+    pub(crate) fn permits(&self) -> Permits {
+        Permits { loss: self.consent, gap: self.accept_gap, settled_at: self.settled_at }
+    }
 }
 
 pub(crate) fn slave_id(node: usize) -> SlaveId {
@@ -106,18 +162,26 @@ impl World {
         let now = self.now;
         let Some(master) = self.nodes[node].master_mut() else { return };
         let (ask, again) = match master.stage {
+            Stage::Polling if master.poll.is_none() => {
+                self.settle_succession(node);
+                return self.claim_in(node, SEAT_PAUSE_MS);
+            }
+            Stage::Polling => {
+                self.on_poll_late(node);
+                return self.claim_in(node, SEAT_PAUSE_MS);
+            }
             Stage::Asking { found, since } if now >= since + ALIVE_PATIENCE_MS => {
                 self.claim_in(node, CLAIM_PAUSE_MS);
                 return self.decide(node, found, false);
             }
             Stage::Asking { .. } => return self.claim_in(node, SEAT_PAUSE_MS),
-            Stage::Looking | Stage::Writing { .. } => (Ask::Look, CLAIM_PAUSE_MS),
+            Stage::Looking | Stage::Writing { .. } => (Ask::Look { slave: false }, CLAIM_PAUSE_MS),
             Stage::Reigning => {
                 let open = now < master.lease_until;
                 (Ask::Sit { session: master.session }, if open { RENEWAL_MS } else { SEAT_PAUSE_MS })
             }
         };
-        if matches!(ask, Ask::Look) {
+        if matches!(ask, Ask::Look { .. }) {
             master.stage = Stage::Looking;
         }
         self.ask_registry(node, ask);
@@ -155,8 +219,9 @@ impl World {
 
     /// The rules of `master/reign.rs`: who was replaced says so, who finds a living master does not disturb it.
     fn decide(&mut self, node: usize, found: Option<Fence>, living: bool) {
-        let rival = found.map(|fence| Rival { epoch: fence.epoch, node: NAMES[fence.node] });
-        let claim = may_reign(rival, &self.nodes[node].disk.lineage, NAMES[node]);
+        let rival = found.map(|fence| Rival { epoch: fence.epoch, node: &self.nodes[fence.node].disk.name });
+        let disk = &self.nodes[node].disk;
+        let claim = may_reign(rival, &disk.lineage, &disk.name);
         let mutation = self.options.mutation;
         let Some(master) = self.nodes[node].master_mut() else { return };
         let (Claim::Reign(epoch) | Claim::Replaced(epoch)) = claim;
@@ -190,16 +255,18 @@ impl World {
                 }
             }
         }
-        lineage.begin(Reign { epoch, node: NAMES[node].to_owned(), began_unix_ms: now, starts });
+        lineage.begin(Reign { epoch, node: disk.name.clone(), began_unix_ms: now, starts });
         disk.lineage = lineage;
-        let consent = self.nodes[node].master().is_some_and(|master| master.consent);
-        self.checks.on_reign(node, epoch, consent, &self.nodes[node].disk);
+        let permits = self.nodes[node].master().map(Master::permits).unwrap_or_default();
+        self.checks.on_reign(node, epoch, permits, &self.nodes[node].disk);
         let mutation = self.options.mutation;
         let Some(master) = self.nodes[node].master_mut() else { return };
         (master.stage, master.epoch) = (Stage::Reigning, Some(epoch));
         if mutation == Some(Mutation::NoSeat) {
             (master.lease_until, master.has_led) = (now + LEASE_MS, true);
         }
+        self.begin_quorum(node, epoch);
+        self.set_timer(node, crate::retention::RETIRE_MS, Timer::Retire);
     }
 
     fn on_seat(&mut self, node: usize, sent: Ms, session: u64, ours: bool, fence: Option<Fence>) {
@@ -229,32 +296,46 @@ impl World {
 impl World {
     pub(crate) fn on_put(&mut self, node: usize, partition: PartitionId, id: i64, body: &[u8]) {
         let (now, mutation) = (self.now, self.options.mutation);
-        let host = &mut self.nodes[node];
-        let open = host.master().is_some_and(|master| master.is_open(now, mutation));
+        let open = self.nodes[node].master().is_some_and(|master| master.is_open(now, mutation));
         if !open {
             return;
         }
-        let new = !host.disk.logs.contains_key(&partition);
-        let log = host.disk.logs.entry(partition.clone()).or_insert_with(|| Log::new(Offset::ZERO));
+        if !self.nodes[node].disk.logs.contains_key(&partition) {
+            self.nodes[node].disk.logs.insert(partition.clone(), Log::new(Offset::ZERO));
+            self.bump_catalog(node);
+        }
+        let members = match self.admit(node, &partition) {
+            Ok(true) => 1,
+            Ok(false) => self.nodes[node].config.rules(&partition).promised(),
+            Err(_) if mutation == Some(Mutation::StoreWithoutMembers) => 2,
+            Err(shortage) => {
+                self.checks.on_refused(now);
+                return self.trace.note(now, || format!("{} refuses message {id}: {shortage}", NAMES[node]));
+            }
+        };
+        let host = &mut self.nodes[node];
+        let Process::Master(master) = &mut host.process else { return };
+        let Some(log) = host.disk.logs.get_mut(&partition) else { return };
         let (start, end) = log.append(id, body);
+        let waiting = Unacknowledged { partition: partition.clone(), id, start, end, stored_at: now, members };
+        master.unacknowledged.push(waiting);
+        self.checks.on_stored(&self.nodes[node], &partition, members);
         self.checks.on_written(&partition, end);
-        let Some(master) = host.master_mut() else { return };
-        master.unacknowledged.push(Unacknowledged { partition: partition.clone(), id, start, end });
-        if new {
-            master.catalog += 1;
-        }
-        if level(&partition) == Level::Os || mutation == Some(Mutation::AckBeforeSync) {
-            self.acknowledge(node, &partition, end);
-        }
+        self.release(node, &partition);
         self.want_sync(node, &partition);
         self.wake(node, &partition);
     }
 
-    /// Everything of the partition that ends by `to` is as safe as its topic asks. Looked at again at this moment: what
-    /// was accepted under a lease is not acknowledged without one.
-    pub(crate) fn acknowledge(&mut self, node: usize, partition: &PartitionId, to: Offset) {
+    /// Acknowledges what is as safe as its topic asks, here and on the members. Looked at again at this moment: what was
+    /// accepted under a lease is not acknowledged without one.
+    pub(crate) fn release(&mut self, node: usize, partition: &PartitionId) {
         let (now, mutation) = (self.now, self.options.mutation);
-        let Some(master) = self.nodes[node].master_mut() else { return };
+        let host = &mut self.nodes[node];
+        let (Some(log), Process::Master(master)) = (host.disk.logs.get(partition), &mut host.process) else { return };
+        let written = level(partition) == Level::Os || mutation == Some(Mutation::AckBeforeSync);
+        let local = if written { log.end() } else { log.durable() };
+        let confirmed = master.confirmed.get(partition).copied().unwrap_or(Offset::MAX);
+        let to = if mutation == Some(Mutation::AckUnconfirmed) { local } else { local.min(confirmed) };
         let open = master.is_open(now, mutation);
         let epoch = master.epoch.unwrap_or_default();
         let (safe, waiting): (Vec<_>, Vec<_>) = std::mem::take(&mut master.unacknowledged)
@@ -264,10 +345,23 @@ impl World {
         if !open {
             return;
         }
-        for Unacknowledged { id, start, end, .. } in safe {
+        // Whatever was asked for when it was stored: what is asked for now is what the answer promises.
+        let asked = if confirmed == Offset::MAX { 1 } else { host.config.rules(partition).promised() };
+        for Unacknowledged { id, start, end, members, .. } in safe {
             self.trace.mix(id as u64);
-            self.checks.on_ack(now, node, epoch, partition, id, (start, end), &self.nodes[node].disk);
+            let members = members.min(asked);
+            let acknowledgement =
+                crate::invariants::Ack { now, node, epoch, partition, id, place: (start, end), members };
+            self.checks.on_ack(&acknowledgement, &self.nodes);
         }
+    }
+
+    /// The list of partitions has changed, or what its answer tells: whoever waits for that is told.
+    pub(crate) fn bump_catalog(&mut self, node: usize) {
+        let Some(master) = self.nodes[node].master_mut() else { return };
+        master.catalog += 1;
+        let lists: Vec<u64> = master.parked.iter().filter(|p| p.read.is_none()).map(|p| p.tag).collect();
+        lists.into_iter().for_each(|tag| self.on_unpark(node, tag));
     }
 }
 
@@ -277,21 +371,34 @@ impl World {
     pub(crate) fn on_question(&mut self, node: usize, from: usize, message: Message) {
         let place = (Place::Node(node), Place::Node(from));
         let (now, mutation) = (self.base + self.passed(), self.options.mutation);
-        let host = &mut self.nodes[node];
-        let Process::Master(master) = &mut host.process else {
+        let Some(master) = self.nodes[node].master() else {
             return self.refuse(node, from, &message);
         };
         let ready = master.epoch.is_some() || mutation == Some(Mutation::WelcomeBeforeReign);
+        let mut first = false;
         // A later greeting of a connection this process does not know was meant for one before it.
         if let Message::Greet { session, slave, wait: false, .. } = &message
             && ready
             && !master.greeted.contains_key(session)
         {
             let id = slave_id(*slave);
-            let greeted = master.replicas.on_greeting(id, NAMES[*slave], NAMES[*slave], now);
-            if greeted.is_ok() {
-                self.nodes[node].master_mut().map(|master| master.greeted.insert(*session, *slave));
+            let name = self.nodes[*slave].disk.name.clone();
+            let Some(master) = self.nodes[node].master_mut() else { return };
+            if master.replicas.on_greeting(id, &name, NAMES[*slave], now).is_ok() {
+                master.greeted.insert(*session, *slave);
+                first = true;
             }
+        }
+        let now_ms = self.now;
+        if let Some(master) = self.nodes[node].master_mut()
+            && master.greeted.contains_key(&message.session())
+        {
+            master.heard.insert(message.session(), now_ms);
+        }
+        if let Message::Greet { session, slave, epoch, roll, .. } = &message
+            && self.nodes[node].master().is_some_and(|master| master.greeted.contains_key(session))
+        {
+            self.greet_quorum(node, *slave, (*epoch, *roll), first);
         }
         let host = &self.nodes[node];
         let Some(master) = host.master().filter(|master| master.greeted.contains_key(&message.session())) else {
@@ -308,7 +415,7 @@ impl World {
                 let listed = |(id, log): (&PartitionId, &Log)| Listed {
                     partition: id.clone(),
                     first: log.first(),
-                    end: log.durable(),
+                    end: host.offered(id).unwrap_or(log.durable()),
                 };
                 let logs = host.disk.logs.iter().map(listed).collect();
                 self.send(place.0, place.1, Message::Listed { session, logs, tag });
@@ -319,14 +426,13 @@ impl World {
             }
             Message::Get { session, partition, offset, bytes_max, wait, tag } => {
                 self.confirm(node, from, &partition, offset);
-                let answer = self.read(node, &partition, offset, bytes_max);
-                match (answer, wait) {
-                    (None, Some(wait)) => {
-                        self.park(node, Parked { session, tag, read: Some((partition, offset, bytes_max)) }, wait);
-                    }
+                let ahead = self.count(node, from, &partition, offset);
+                let read = Read { partition: partition.clone(), offset, bytes_max, ahead };
+                match (self.read(node, &read), wait) {
+                    (None, Some(wait)) => self.park(node, Parked { session, tag, read: Some(read) }, wait),
                     (answer, _) => {
                         let answer = answer.unwrap_or(Answer::Nothing { early: true });
-                        self.send(place.0, place.1, Message::Got { session, partition, answer, tag });
+                        self.answer_get(node, from, (session, tag), partition, answer);
                     }
                 }
             }
@@ -342,14 +448,23 @@ impl World {
     fn welcome(&mut self, node: usize, to: usize, session: u64, tag: u64) {
         let host = &self.nodes[node];
         let newest = host.disk.lineage.newest().map(|reign| (reign.epoch.0, reign.node.clone()));
-        let catalog = host.master().map_or(0, |master| master.catalog);
-        self.send(Place::Node(node), Place::Node(to), Message::Greeted { session, newest, catalog, tag });
+        let Some(master) = host.master() else { return };
+        let catalog = master.catalog;
+        let told = |smallest| TheirQuorum {
+            smallest,
+            roll: master.quorums.roll().number(),
+            members: members_word(&master.quorums.roll().members()),
+        };
+        let none = TheirQuorum { smallest: 1, ..TheirQuorum::default() };
+        let quorum = master.quorums.smallest().map_or(none, told);
+        self.send(Place::Node(node), Place::Node(to), Message::Greeted { session, newest, catalog, quorum, tag });
     }
 
     /// The offset a slave asks for says that it holds everything before.
     fn confirm(&mut self, node: usize, slave: usize, partition: &PartitionId, offset: Offset) {
         let now = self.base + self.passed();
-        let Some(log) = self.nodes[node].disk.logs.get(partition).map(Log::log_end) else { return };
+        let Some(mut log) = self.nodes[node].disk.logs.get(partition).map(Log::log_end) else { return };
+        log.end = log.end.max(offset.min(self.nodes[node].offered(partition).unwrap_or_default()));
         if let Some(master) = self.nodes[node].master_mut() {
             master.replicas.on_get(slave_id(slave), partition, offset, log, now);
         }
@@ -358,15 +473,19 @@ impl World {
     }
 
     /// `None`: nothing to read yet.
-    fn read(&self, node: usize, partition: &PartitionId, offset: Offset, bytes_max: u32) -> Option<Answer> {
+    fn read(&self, node: usize, read: &Read) -> Option<Answer> {
+        let Read { partition, offset, bytes_max, ahead } = read;
         let host = &self.nodes[node];
         let log = host.disk.logs.get(partition)?;
-        if offset < log.first() {
+        if *offset < log.first() {
             return Some(Answer::Moved(log.first()));
         }
-        match log.slice(offset, bytes_max.into(), log.durable()) {
+        let end = host.offered(partition).filter(|_| *ahead).unwrap_or(log.durable());
+        match log.slice(*offset, (*bytes_max).into(), end) {
             Slice::AtEnd => None,
+            Slice::Beyond if *offset <= log.end() => None,
             Slice::Beyond => Some(Answer::Nothing { early: true }),
+            Slice::Gap { to } => Some(Answer::Moved(to)),
             Slice::Bytes { bytes, segment } => {
                 let epoch = host.disk.lineage.epoch().0;
                 let extra = ValueExtra { segment, end: log.durable(), epoch, journal: None, confirmed: None };
@@ -388,14 +507,40 @@ impl World {
         let Some(place) = master.parked.iter().position(|parked| parked.tag == tag) else { return };
         let Parked { session, tag, read } = master.parked.remove(place);
         let Some(slave) = master.greeted.get(&session).copied() else { return };
-        let Some((partition, offset, bytes_max)) = read else { return self.welcome(node, slave, session, tag) };
-        let none = if self.nodes[node].disk.logs.contains_key(&partition) {
+        let Some(read) = read else { return self.welcome(node, slave, session, tag) };
+        let none = if self.nodes[node].disk.logs.contains_key(&read.partition) {
             Answer::Nothing { early: false }
         } else {
             Answer::NoPartition { early: false }
         };
-        let answer = self.read(node, &partition, offset, bytes_max).unwrap_or(none);
-        self.send(Place::Node(node), Place::Node(slave), Message::Got { session, partition, answer, tag });
+        let answer = self.read(node, &read).unwrap_or(none);
+        let partition = read.partition;
+        self.answer_get(node, slave, (session, tag), partition, answer);
+    }
+
+    fn answer_get(
+        &mut self,
+        node: usize,
+        to: usize,
+        (session, tag): (u64, u64),
+        partition: PartitionId,
+        mut answer: Answer,
+    ) {
+        let host = &self.nodes[node];
+        let unsynced = self.options.mutation == Some(Mutation::TellUnsynced);
+        let limit = host.told(&partition).map(|told| if unsynced { host.limits[&partition] } else { told });
+        let told = match &mut answer {
+            Answer::Value { extra, .. } => {
+                if let Some(extra) = extra {
+                    extra.confirmed = limit;
+                }
+                true
+            }
+            Answer::Nothing { .. } => true,
+            _ => false,
+        };
+        let message = Message::Got { session, partition, answer, confirmed: told.then_some(limit), tag };
+        self.send(Place::Node(node), Place::Node(to), message);
     }
 
     /// Answers whoever waits for what is there now.
@@ -403,25 +548,20 @@ impl World {
         let Some(master) = self.nodes[node].master() else { return };
         let is_due = |parked: &&Parked| match &parked.read {
             None => false,
-            Some((wanted, offset, bytes_max)) => {
-                wanted == partition && self.read(node, partition, *offset, *bytes_max).is_some()
-            }
+            Some(read) => read.partition == *partition && self.read(node, read).is_some(),
         };
         let due: Vec<u64> = master.parked.iter().filter(is_due).map(|parked| parked.tag).collect();
-        let lists: Vec<u64> = master.parked.iter().filter(|p| p.read.is_none()).map(|p| p.tag).collect();
         due.into_iter().for_each(|tag| self.on_unpark(node, tag));
-        if self.nodes[node].disk.logs.get(partition).is_some_and(|log| log.first() == log.durable()) {
-            // A new partition: whoever waits for a change of the list is told.
-            lists.into_iter().for_each(|tag| self.on_unpark(node, tag));
-        }
     }
 
     pub(crate) fn on_slave_gone(&mut self, node: usize, session: u64) {
         let now = self.base + self.passed();
         let Some(master) = self.nodes[node].master_mut() else { return };
         if let Some(slave) = master.greeted.remove(&session) {
+            master.heard.remove(&session);
             master.parked.retain(|parked| parked.session != session);
             master.replicas.on_disconnect(slave_id(slave), now);
+            self.part_quorum(node, slave_id(slave));
         }
     }
 

@@ -1,9 +1,11 @@
 use crate::net::Place;
 use crate::queue::Ms;
 use crate::registry::{Ask, Told};
-use metaq_link::lineage::Ends;
+use bytes::Bytes;
+use metaq_link::members::KnownMember;
 use metaq_link::pull::Answer;
-use metaq_types::{Lineage, Offset, PartitionId};
+use metaq_types::{Epoch, Lineage, Offset, PartitionId};
+use std::collections::BTreeMap;
 
 /// What travels between processes. `session` is a connection of a slave to a master, `tag` matches an answer to its
 /// question, `incarnation` a process to the one that asked.
@@ -15,12 +17,16 @@ pub(crate) enum Message {
         slave: usize,
         wait: bool,
         catalog: u64,
+        epoch: Epoch,
+        /// The newest list of members that the slave has on disk.
+        roll: u64,
         tag: u64,
     },
     Greeted {
         session: u64,
         newest: Option<(u64, String)>,
         catalog: u64,
+        quorum: TheirQuorum,
         tag: u64,
     },
     List {
@@ -53,6 +59,8 @@ pub(crate) enum Message {
         session: u64,
         partition: PartitionId,
         answer: Answer,
+        /// What a quorum holds, where the answer tells; `Some(None)`: none is asked for.
+        confirmed: Option<Option<Offset>>,
         tag: u64,
     },
     /// There is no such connection any more.
@@ -63,6 +71,16 @@ pub(crate) enum Message {
         partition: PartitionId,
         id: i64,
         body: Vec<u8>,
+    },
+    /// A candidate asks another slave what it holds; it ends there itself.
+    AskPeer {
+        incarnation: u32,
+        epoch: Epoch,
+        ends: BTreeMap<PartitionId, Offset>,
+    },
+    ToldPeer {
+        incarnation: u32,
+        peer: Peer,
     },
     Ask {
         from: usize,
@@ -102,20 +120,43 @@ impl Message {
     }
 }
 
+/// What a greeting's answer tells of the quorum.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct TheirQuorum {
+    /// The fewest members anybody asks for; 1: nobody is asked.
+    pub(crate) smallest: u32,
+    pub(crate) roll: u64,
+    /// As on the wire.
+    pub(crate) members: String,
+}
+
+/// What a slave tells a candidate.
+#[derive(Clone, Debug)]
+pub(crate) struct Peer {
+    pub(crate) node: String,
+    pub(crate) epoch: Epoch,
+    pub(crate) roll: u64,
+    pub(crate) members: Vec<KnownMember>,
+    pub(crate) ends: BTreeMap<PartitionId, Offset>,
+    /// What it has more; the gets that fetch it are not simulated.
+    pub(crate) more: Vec<Piece>,
+}
+
+/// Bytes of one segment.
+#[derive(Clone, Debug)]
+pub(crate) struct Piece {
+    pub(crate) partition: PartitionId,
+    pub(crate) at: Offset,
+    pub(crate) segment: Offset,
+    pub(crate) bytes: Bytes,
+}
+
 /// A partition of a master with the first offset it keeps and its end.
 #[derive(Clone, Debug)]
 pub(crate) struct Listed {
     pub(crate) partition: PartitionId,
     pub(crate) first: Offset,
     pub(crate) end: Offset,
-}
-
-impl Listed {
-    /// What the join compares: an own log, and the master's.
-    pub(crate) fn ends(listed: &[Listed], partition: &PartitionId, own: Offset) -> Ends {
-        let theirs = listed.iter().find(|l| l.partition == *partition).map_or(Offset::ZERO, |l| l.end);
-        Ends { partition: partition.clone(), own, theirs, acknowledged: None }
-    }
 }
 
 /// What happens at a moment.
@@ -135,6 +176,7 @@ pub(crate) enum Event {
     Produce {
         producer: usize,
     },
+    Consume,
     Fault,
     SwitchOver {
         node: usize,
@@ -159,4 +201,8 @@ pub(crate) enum Timer {
     Resume { session: u64, partition: PartitionId },
     /// The record for a promotion is written.
     Record,
+    /// What waits for the quorum is looked at.
+    Quorum,
+    /// Old segments go.
+    Retire,
 }

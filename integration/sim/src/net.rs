@@ -49,6 +49,10 @@ impl Net {
         Some(rng.within(0, 4) + rng.within(0, way.slow_ms + 1))
     }
 
+    pub(crate) fn is_cut(&self, from: Place, to: Place) -> bool {
+        self.ways[from.index()][to.index()].cut
+    }
+
     /// Nothing gets from `from` to `to`; the other direction is another question.
     pub(crate) fn cut(&mut self, from: Place, to: Place) {
         self.ways[from.index()][to.index()].cut = true;

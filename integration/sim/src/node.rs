@@ -2,9 +2,11 @@ use crate::log::Log;
 use crate::master::Master;
 use crate::net::NODES;
 use crate::queue::Ms;
+use crate::setup::Config;
 use crate::slave::Slave;
+use metaq_link::confirmed::Kept;
 use metaq_link::promotion::Record;
-use metaq_types::{Lineage, PartitionId};
+use metaq_types::{Lineage, Offset, PartitionId};
 use std::collections::{BTreeMap, BTreeSet};
 
 pub(crate) const NAMES: [&str; NODES] = ["a", "b", "c"];
@@ -24,9 +26,13 @@ pub(crate) fn level(partition: &PartitionId) -> Level {
 /// What outlives a process.
 #[derive(Debug, Default)]
 pub(crate) struct Disk {
+    /// Its identity: another disk in the same machine has another.
+    pub(crate) name: String,
     pub(crate) logs: BTreeMap<PartitionId, Log>,
     pub(crate) lineage: Lineage,
     pub(crate) record: Option<Record>,
+    /// What was confirmed under a master on this disk.
+    pub(crate) kept: Option<Kept>,
 }
 
 #[derive(Debug)]
@@ -43,15 +49,25 @@ pub(crate) enum Exit {
     Replaced,
     /// The registered master lives.
     Occupied,
+    /// Something that was acknowledged may be missing.
+    Doubts,
+    /// Ranges are missing that nobody has accepted.
+    Gaps,
 }
 
 #[derive(Debug)]
 pub(crate) struct Node {
     pub(crate) disk: Disk,
+    /// In force, and the same after the next start.
+    pub(crate) config: Config,
+    /// Consumers of this process read no further; what is not named, they read as far as it is durable.
+    pub(crate) limits: BTreeMap<PartitionId, Offset>,
     pub(crate) process: Process,
     /// Grows with every start.
     pub(crate) incarnation: u32,
     pub(crate) paused_until: Ms,
+    /// What was due while it was stopped comes no later than this.
+    pub(crate) behind_until: Ms,
     /// How long a sync takes at most.
     pub(crate) sync_ms: Ms,
     pub(crate) syncing: BTreeSet<PartitionId>,
@@ -60,13 +76,24 @@ pub(crate) struct Node {
 
 pub(crate) const SYNC_MS: Ms = 4;
 
+impl Disk {
+    /// Empty but for the journal.
+    pub(crate) fn named(name: String) -> Disk {
+        let journal = crate::setup::JOURNAL.parse().expect("a partition's name");
+        Disk { name, logs: BTreeMap::from([(journal, Log::new(Offset::ZERO))]), ..Disk::default() }
+    }
+}
+
 impl Node {
-    pub(crate) fn new() -> Node {
+    pub(crate) fn new(place: usize, config: Config) -> Node {
         Node {
-            disk: Disk::default(),
+            disk: Disk::named(NAMES[place].to_owned()),
+            config,
+            limits: BTreeMap::new(),
             process: Process::Down,
             incarnation: 0,
             paused_until: 0,
+            behind_until: 0,
             sync_ms: SYNC_MS,
             syncing: BTreeSet::new(),
             exit: None,

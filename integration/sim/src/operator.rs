@@ -7,6 +7,7 @@ use crate::net::NODES;
 use crate::node::{Exit, NAMES, Process};
 use crate::queue::Ms;
 use crate::world::World;
+use metaq_link::members::Absence;
 
 const LOOK_MS: Ms = 250;
 
@@ -21,6 +22,8 @@ pub(crate) struct Operator {
     /// Promotions that were refused since somebody last accepted messages.
     refusals: u32,
     diverged_since: [Option<Ms>; NODES],
+    /// Members are missing that may never come back since then.
+    short_since: Option<Ms>,
 }
 
 impl World {
@@ -28,11 +31,12 @@ impl World {
         self.queue.push(self.now + LOOK_MS, Event::Operate);
         self.start_what_is_down();
         self.settle_divergence();
+        self.let_newcomers_count();
         self.promote_if_leaderless();
     }
 
     fn start_what_is_down(&mut self) {
-        for node in 0..NODES {
+        for node in 0..self.nodes.len() {
             if !matches!(self.nodes[node].process, Process::Down) {
                 continue;
             }
@@ -48,7 +52,8 @@ impl World {
             let exit = self.nodes[node].exit.take();
             // A supervisor starts a broker as it was; a person knows better once it said that it was replaced.
             if exit.is_none() && led && self.rng.percent(60) {
-                self.start_master(node, false);
+                let accept_gap = self.rng.percent(50);
+                self.start_master(node, false, accept_gap);
             } else {
                 self.start_slave(node, false);
             }
@@ -59,7 +64,7 @@ impl World {
     /// newest fence and accepts messages.
     fn settle_divergence(&mut self) {
         let leader = self.leader();
-        for node in 0..NODES {
+        for node in 0..self.nodes.len() {
             let follows_leader = |world: &World| {
                 let session = world.nodes[node].slave().and_then(|slave| slave.session.as_ref());
                 session.is_some_and(|session| Some(session.master) == leader)
@@ -78,6 +83,28 @@ impl World {
         }
     }
 
+    /// A newcomer has to wait for members that know of each other and do not come back: the next reign begins with
+    /// whoever is there.
+    fn let_newcomers_count(&mut self) {
+        let at = self.base + self.passed();
+        let waits = |leader: &usize| {
+            let slaves = self.nodes[*leader].master().map(|master| master.quorums.slaves(at)).unwrap_or_default();
+            slaves.iter().any(|(_, state)| state.absence == Absence::Unknown)
+        };
+        let Some(leader) = self.leader().filter(waits) else {
+            self.operator.short_since = None;
+            return;
+        };
+        let since = *self.operator.short_since.get_or_insert(self.now);
+        if self.now >= since + 4_000 {
+            self.operator.short_since = None;
+            let now = self.now;
+            self.trace.note(now, || format!("the operator restarts {} for the newcomers", NAMES[leader]));
+            self.stop(leader);
+            self.start_master(leader, false, true);
+        }
+    }
+
     fn promote_if_leaderless(&mut self) {
         if self.leader().is_some() {
             (self.operator.leaderless_since, self.operator.refusals) = (None, 0);
@@ -93,18 +120,19 @@ impl World {
         }
         self.operator.leaderless_since = None;
         self.operator.refusals += 1;
-        let consent = self.operator.refusals > 3;
+        let consent = self.operator.refusals > 5;
         let Some(candidate) = self.best_candidate() else { return };
         let now = self.now;
         self.trace.note(now, || format!("the operator promotes {}, accepting loss: {consent}", NAMES[candidate]));
         // A second master that sleeps or is cut off is beyond reach; one that merely waits is stopped first.
-        for other in (0..NODES).filter(|other| *other != candidate) {
+        for other in (0..self.nodes.len()).filter(|other| *other != candidate) {
             if self.nodes[other].master().is_some() && !self.is_paused(other) {
                 self.stop(other);
             }
         }
         self.stop(candidate);
-        self.start_master(candidate, consent);
+        let accept_gap = self.operator.refusals > 1;
+        self.start_master(candidate, consent, accept_gap);
     }
 
     /// Who knows the newest reign, then who holds most. An empty directory is no candidate.
@@ -114,18 +142,19 @@ impl World {
             let host = &self.nodes[*node];
             let newest = host.disk.lineage.newest();
             let knows = fence.is_none_or(|fence| {
-                fence.node == *node || newest.is_some_and(|n| n.epoch == fence.epoch && n.node == NAMES[fence.node])
+                fence.node == *node
+                    || newest.is_some_and(|n| n.epoch == fence.epoch && n.node == self.nodes[fence.node].disk.name)
             });
             (knows, host.disk.lineage.epoch(), host.bytes())
         };
         let reachable = |node: &usize| !self.is_paused(*node);
         let has_past = |node: &usize| fence.is_none() || self.nodes[*node].disk.lineage.newest().is_some();
-        (0..NODES).filter(reachable).filter(has_past).max_by_key(rank)
+        (0..self.nodes.len()).filter(reachable).filter(has_past).max_by_key(rank)
     }
 
     /// Who accepts messages now.
     pub(crate) fn leader(&self) -> Option<usize> {
-        (0..NODES).find(|node| {
+        (0..self.nodes.len()).find(|node| {
             let open = self.nodes[*node].master().is_some_and(|master| master.is_open(self.now, None));
             open && !self.is_paused(*node)
         })

@@ -4,6 +4,7 @@
 
 use crate::queue::Ms;
 use metaq_types::Epoch;
+use std::collections::BTreeMap;
 
 pub(crate) const SESSION_MS: Ms = 2_000;
 /// Counted from before the question was sent.
@@ -18,8 +19,10 @@ pub(crate) struct Fence {
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Ask {
-    /// The fence and the registered master.
-    Look,
+    /// The fence and the registered master; a slave registers itself as well.
+    Look {
+        slave: bool,
+    },
     /// Compare and set.
     Write {
         fence: Fence,
@@ -69,6 +72,8 @@ pub(crate) struct Registry {
     /// Sessions that hold an ephemeral node.
     seat: Option<u64>,
     registered: Option<u64>,
+    /// Slaves, and until when they are registered.
+    slaves: BTreeMap<usize, Ms>,
     opened: u64,
 }
 
@@ -77,10 +82,19 @@ impl Registry {
         self.fence
     }
 
+    pub(crate) fn slaves(&self, now: Ms) -> Vec<usize> {
+        self.slaves.iter().filter(|(_, until)| **until > now).map(|(node, _)| *node).collect()
+    }
+
     pub(crate) fn answer(&mut self, node: usize, ask: Ask, now: Ms) -> Option<Told> {
         self.expire(now);
         match ask {
-            Ask::Look => Some(Told::Standing { fence: self.fence, registered: self.node_of(self.registered) }),
+            Ask::Look { slave } => {
+                if slave {
+                    self.slaves.insert(node, now + SESSION_MS);
+                }
+                Some(Told::Standing { fence: self.fence, registered: self.node_of(self.registered) })
+            }
             Ask::Write { fence, found } => {
                 let written = self.fence == found;
                 if written {

@@ -4,14 +4,15 @@
 //! then one get a partition at a time, the next one only after the append of the last is safe.
 
 use crate::log::{Log as Stored, at};
-use crate::message::{Listed, Message, Timer};
+use crate::message::{Listed, Message, TheirQuorum, Timer};
 use crate::mutation::Mutation;
 use crate::net::Place;
 use crate::node::{Level, NAMES, level};
 use crate::queue::Ms;
 use crate::world::World;
 use bytes::Bytes;
-use metaq_link::lineage::{Past, Verdict, judge};
+use metaq_link::lineage::{Ends, Past, Verdict, judge};
+use metaq_link::members::{KnownMember, parse_members};
 use metaq_link::promotion::{Known, Record};
 use metaq_link::pull::{Answer, Log, Pull, Step, Stop};
 use metaq_types::{Lineage, Offset, PartitionId};
@@ -39,7 +40,18 @@ pub(crate) struct Slave {
     /// Partitions whose last append is not safe yet: no new connection begins before it is.
     unsettled: BTreeSet<PartitionId>,
     heard_at: Ms,
+    /// What the record says: of earlier runs, where this one knows nothing yet.
     known: BTreeMap<PartitionId, Known>,
+    pub(crate) quorum: KnownQuorum,
+}
+
+/// Who stands behind the master's acknowledgements, as it says.
+#[derive(Clone, Debug)]
+pub(crate) struct KnownQuorum {
+    told: TheirQuorum,
+    pub(crate) members: Vec<KnownMember>,
+    /// The number of the list of members that is on disk.
+    pub(crate) saved_roll: u64,
 }
 
 #[derive(Debug)]
@@ -74,15 +86,19 @@ pub(crate) struct Follow {
 }
 
 impl Slave {
-    pub(crate) fn new(accept_divergence: bool) -> Slave {
+    pub(crate) fn new(accept_divergence: bool, before: Option<Record>) -> Slave {
+        let before = before.unwrap_or_default();
+        let known = before.partitions.into_iter().filter_map(|(name, known)| Some((name.parse().ok()?, known)));
+        let told = TheirQuorum { smallest: before.quorum, roll: before.roll, members: String::new() };
         Slave {
             accept_divergence,
             master: None,
             session: None,
             connect_at: 0,
             unsettled: BTreeSet::new(),
-            heard_at: 0,
-            known: BTreeMap::new(),
+            heard_at: before.heard_unix_ms,
+            known: known.collect(),
+            quorum: KnownQuorum { told, members: before.members, saved_roll: before.roll },
         }
     }
 
@@ -97,6 +113,13 @@ impl Slave {
         self.session.as_ref().is_some_and(|s| !s.held.is_empty() || s.followed.values().any(stopped))
     }
 
+    /// What the join compares: an own log, and the master's.
+    fn ends(&self, listed: &[Listed], partition: &PartitionId, own: Offset) -> Ends {
+        let theirs = listed.iter().find(|l| l.partition == *partition).map_or(Offset::ZERO, |l| l.end);
+        let acknowledged = self.known.get(partition).and_then(|known| known.confirmed).and_then(Offset::new);
+        Ends { partition: partition.clone(), own, theirs, acknowledged }
+    }
+
     fn session_mut(&mut self, number: u64) -> Option<&mut Session> {
         self.session.as_mut().filter(|session| session.number == number)
     }
@@ -107,6 +130,7 @@ impl World {
     pub(crate) fn start_slave_timers(&mut self, node: usize) {
         self.set_timer(node, TICK_MS, Timer::Tick);
         self.set_timer(node, RECORD_MS, Timer::Record);
+        self.set_timer(node, crate::retention::RETIRE_MS, Timer::Retire);
     }
 
     pub(crate) fn on_tick(&mut self, node: usize) {
@@ -135,7 +159,7 @@ impl World {
 
     fn ask_for_master(&mut self, node: usize) {
         let (incarnation, sent) = (self.nodes[node].incarnation, self.now);
-        let ask = crate::registry::Ask::Look;
+        let ask = crate::registry::Ask::Look { slave: true };
         self.send(Place::Node(node), Place::Registry, Message::Ask { from: node, incarnation, sent, ask });
     }
 
@@ -167,11 +191,15 @@ impl World {
 
     fn greet(&mut self, node: usize, wait: bool) {
         let slave = node;
+        let epoch = self.nodes[node].disk.lineage.epoch();
+        let roll = self.nodes[node].slave().map_or(0, |slave| slave.quorum.saved_roll);
         self.ask_master(node, if wait { KEEP_ALIVE_WAIT_MS } else { 0 }, |session, tag| Message::Greet {
             session: session.number,
             slave,
             wait,
             catalog: session.catalog,
+            epoch,
+            roll,
             tag,
         });
     }
@@ -205,8 +233,9 @@ impl World {
         let expected = |tag: u64| asked.is_some_and(|(asked, _)| asked == tag);
         match message {
             Message::Closed { .. } => self.close_session(node),
-            Message::Greeted { newest, catalog, tag, .. } if expected(tag) => {
+            Message::Greeted { newest, catalog, quorum, tag, .. } if expected(tag) => {
                 slave.heard_at = now;
+                self.see_quorum(node, &newest, quorum);
                 self.on_greeted(node, newest, catalog);
             }
             Message::Listed { logs, tag, .. } if expected(tag) => {
@@ -215,14 +244,57 @@ impl World {
                 self.on_listed(node);
             }
             Message::ToldLineage { lineage, tag, .. } if expected(tag) => self.on_lineage(node, lineage),
-            Message::Got { partition, answer, tag, .. } => {
+            Message::Got { partition, answer, confirmed, tag, .. } => {
                 let follow = session.followed.get(&partition);
                 if follow.is_some_and(|follow| follow.asked.is_some_and(|(asked, _)| asked == tag)) {
                     slave.heard_at = now;
+                    self.see_confirmed(node, &partition, confirmed);
                     self.take_answer(node, &partition, answer);
                 }
             }
             _ => {}
+        }
+    }
+
+    /// The members that the master names are on disk before the slave goes on.
+    fn see_quorum(&mut self, node: usize, newest: &Option<(u64, String)>, told: TheirQuorum) {
+        let Some(slave) = self.nodes[node].slave_mut() else { return };
+        // Another reign than this session's is joined anew, with a greeting of its own.
+        let joined = slave.session.as_ref().and_then(|session| session.joined.as_ref());
+        if slave.quorum.told == told || (joined.is_some() && joined != newest.as_ref()) {
+            return;
+        }
+        let members = parse_members(&told.members);
+        slave.quorum = KnownQuorum { saved_roll: told.roll, told, members };
+        self.write_record(node);
+        self.sync_config(node);
+    }
+
+    /// With `autoSyncMasterConfig`: what the master has reloaded.
+    fn sync_config(&mut self, node: usize) {
+        let Some(session) = self.nodes[node].slave().and_then(|slave| slave.session.as_ref()) else { return };
+        self.nodes[node].config = self.nodes[session.master].config;
+    }
+
+    /// Consumers of a slave read what the master's quorum was known to hold; what they could read once stays readable.
+    fn see_confirmed(&mut self, node: usize, partition: &PartitionId, told: Option<Option<Offset>>) {
+        let Some(told) = told else { return };
+        let host = &mut self.nodes[node];
+        let durable = host.disk.logs.get(partition).map_or(Offset::ZERO, Stored::durable);
+        let before = host.limits.get(partition).copied().unwrap_or(Offset::MAX);
+        let to = match told {
+            None => Offset::MAX,
+            Some(to) if before == Offset::MAX => to.max(durable),
+            Some(to) => to.max(before),
+        };
+        host.limits.insert(partition.clone(), to);
+        let Some(slave) = host.slave_mut() else { return };
+        let known = slave.known.entry(partition.clone()).or_default();
+        let is_new = known.confirmed.is_none() && told.is_some();
+        known.confirmed = told.map(Offset::get);
+        // Before anything is appended that the quorum may not hold the record says that one is asked for.
+        if is_new {
+            self.write_record(node);
         }
     }
 
@@ -265,13 +337,12 @@ impl World {
         let Some(slave) = host.slave() else { return };
         let Some(session) = &slave.session else { return };
         let accept = slave.accept_divergence;
-        let ends: Vec<_> =
-            host.disk.logs.iter().map(|(id, log)| Listed::ends(&session.listed, id, log.end())).collect();
+        let ends: Vec<_> = host.disk.logs.iter().map(|(id, log)| slave.ends(&session.listed, id, log.end())).collect();
         let master = session.master;
-        let verdicts = match judge(&host.disk.lineage, &theirs, NAMES[node], accept, &ends) {
+        let verdicts = match judge(&host.disk.lineage, &theirs, &host.disk.name, accept, &ends) {
             Past::Shared(verdicts) => verdicts,
             // A node without a past has no bytes either; nobody removes the files of a node here.
-            Past::Unknown if host.disk.logs.is_empty() => Vec::new(),
+            Past::Unknown if host.disk.logs.values().all(|log| log.end() == log.first()) => Vec::new(),
             Past::Unknown | Past::Foreign => return self.close_session(node),
         };
         let mut held = BTreeMap::new();
@@ -304,26 +375,38 @@ impl World {
         let (Verdict::Cut { to: common } | Verdict::Hold { common }) = verdict;
         let own = self.nodes[node].disk.logs.get(partition)?;
         let theirs = self.nodes[master].disk.logs.get(partition);
-        let alike = theirs.map_or(common, |theirs| own.same_until(theirs, common));
+        // What the master no longer has cannot be compared; what follows it can.
+        let gone = theirs.map(Stored::first).filter(|first| *first < own.end()).unwrap_or_default();
+        let from = common.max(own.first()).max(gone);
+        let alike = theirs.map_or(from, |theirs| own.same_until(theirs, from));
         if alike >= own.end() {
             return None;
         }
+        let common = if alike > from { alike } else { common };
+        // A log that is left with nothing begins where a segment of the master begins.
+        let begin = theirs.map_or(Offset::ZERO, Stored::first).min(own.first());
+        let common = if common <= own.first() { begin } else { common };
         Some(match verdict {
-            Verdict::Cut { .. } => Verdict::Cut { to: alike },
-            Verdict::Hold { .. } => Verdict::Hold { common: alike },
+            Verdict::Cut { .. } => Verdict::Cut { to: common },
+            Verdict::Hold { .. } => Verdict::Hold { common },
         })
     }
 
     fn cut(&mut self, node: usize, partition: &PartitionId, to: Offset) {
         let now = self.now;
         let Some(log) = self.nodes[node].disk.logs.get_mut(partition) else { return };
+        let held_from = log.first();
         let bytes = log.cut(to);
+        // The log is opened anew.
+        self.nodes[node].limits.remove(partition);
         self.trace.note(now, || format!("{} sets {bytes} bytes of {partition} aside, from {to} on", NAMES[node]));
-        self.checks.on_cut(node, partition, to);
+        self.checks.on_cut(node, partition, to.max(held_from));
     }
 
     /// Follows what was listed and is not followed yet.
     fn follow(&mut self, node: usize) {
+        let listed = self.nodes[node].slave().and_then(|slave| slave.session.as_ref()).map(|s| s.listed.clone());
+        self.trim(node, &listed.unwrap_or_default());
         let host = &mut self.nodes[node];
         let disk = &host.disk;
         let crate::node::Process::Slave(slave) = &mut host.process else { return };
@@ -359,7 +442,8 @@ impl World {
         }
         let Some(get) = follow.pull.next_get() else { return };
         let wait = (!get.waiting).then_some(POLL_MS);
-        if get.offset > Offset::ZERO {
+        let looks_across = matches!(follow.pull.log(), Log::Present { end, .. } if end != get.offset);
+        if get.offset > Offset::ZERO && !looks_across && matches!(follow.pull.log(), Log::Present { .. }) {
             self.checks.on_asked(node, partition, get.offset, &self.nodes[node].disk);
         }
         let Some(follow) = self.follow_mut(node, partition) else { return };
@@ -392,7 +476,17 @@ impl World {
                 follow.pull.on_created(first);
                 self.nodes[node].disk.logs.insert(partition.clone(), Stored::new(first));
             }
-            Step::StepOver { .. } => unreachable!("no master here trims its logs"),
+            Step::StepOver { to } => {
+                follow.pull.on_stepped_over(to);
+                if let Some(log) = self.nodes[node].disk.logs.get_mut(partition) {
+                    log.skip_to(to);
+                    let (from, to) = *log.gaps().last().expect("it has just been made");
+                    self.checks.on_gap(node, partition, (from, to));
+                    let now = self.now;
+                    self.trace.note(now, || format!("{} lacks {partition} from {from} to {to}", NAMES[node]));
+                }
+                self.nodes[node].limits.remove(partition);
+            }
             Step::Compare { .. } => unreachable!("no master here is the original"),
             Step::Append { at, segment, bytes } => self.append(node, partition, at, segment, &bytes),
         }
@@ -450,7 +544,8 @@ impl World {
         let Some(session) = &slave.session else { return };
         let Some(follow) = session.followed.get(partition) else { return };
         if let Some(end) = follow.pull.master_end() {
-            let known = Known { end: end.get(), seen_unix_ms: now, stopped: follow.pull.note(), ..Known::default() };
+            let confirmed = slave.known.get(partition).and_then(|known| known.confirmed);
+            let known = Known { end: end.get(), seen_unix_ms: now, stopped: follow.pull.note(), confirmed };
             slave.known.insert(partition.clone(), known);
         }
     }
@@ -470,7 +565,9 @@ impl World {
                 master,
                 heard_unix_ms: slave.heard_at,
                 partitions,
-                ..Record::default()
+                quorum: slave.quorum.told.smallest.max(1),
+                members: slave.quorum.members.clone(),
+                roll: slave.quorum.told.roll,
             };
             self.nodes[node].disk.record = Some(record);
         }

@@ -4,12 +4,13 @@ use crate::invariants::{Checks, sick};
 use crate::master::Master;
 use crate::message::{Event, Message, Timer};
 use crate::mutation::Mutation;
-use crate::net::{NODES, Net, Place};
+use crate::net::{Net, Place};
 use crate::node::{Level, NAMES, Node, Process, level};
 use crate::operator::Operator;
 use crate::queue::{Ms, Queue};
 use crate::registry::{Registry, Told};
 use crate::rng::Rng;
+use crate::setup::Setup;
 use crate::slave::Slave;
 use crate::trace::Trace;
 use metaq_types::PartitionId;
@@ -38,6 +39,8 @@ pub struct Outcome {
     pub digest: u64,
     pub violation: Option<String>,
     pub acknowledged: u64,
+    /// Acknowledged when a quorum held it.
+    pub under_quorum: u64,
     /// Acknowledged, not confirmed by whoever was promoted, and gone.
     pub lost_unconfirmed: u64,
     pub reigns: u64,
@@ -52,6 +55,7 @@ pub(crate) struct World {
     pub(crate) rng: Rng,
     pub(crate) trace: Trace,
     pub(crate) options: Options,
+    pub(crate) setup: Setup,
     pub(crate) nodes: Vec<Node>,
     pub(crate) registry: Registry,
     pub(crate) net: Net,
@@ -73,6 +77,7 @@ pub fn run(seed: u64, options: Options) -> Outcome {
         seed,
         digest,
         acknowledged: checks.acknowledged(),
+        under_quorum: checks.under_quorum(),
         lost_unconfirmed: checks.lost_unconfirmed(),
         reigns: checks.reigns(),
         violation: checks.violation(),
@@ -84,13 +89,15 @@ impl World {
     fn new(seed: u64, options: Options) -> World {
         let mut rng = Rng::new(seed);
         let calm_at = rng.within(8_000, 30_000);
+        let setup = Setup::draw(&mut rng);
         let mut world = World {
             now: 0,
             base: Instant::now(),
             queue: Queue::new(),
             trace: Trace::new(options.readable),
             options,
-            nodes: (0..NODES).map(|_| Node::new()).collect(),
+            setup,
+            nodes: (0..setup.members).map(|place| Node::new(place, setup.config)).collect(),
             registry: Registry::default(),
             net: Net::default(),
             operator: Operator::default(),
@@ -101,13 +108,14 @@ impl World {
             next_id: 0,
             rng,
         };
-        world.start_master(0, false);
-        world.start_slave(1, false);
-        world.start_slave(2, false);
+        world.trace.note(0, || format!("{setup:?}"));
+        world.start_master(0, false, false);
+        (1..setup.members).for_each(|node| world.start_slave(node, false));
         let first_fault = world.rng.within(500, 3_000);
         world.queue.push(first_fault, Event::Fault);
         world.queue.push(calm_at, Event::Calm);
         world.queue.push(100, Event::Operate);
+        world.queue.push(100, Event::Consume);
         world.queue.push(INSPECT_MS, Event::Inspect);
         (0..PRODUCERS).for_each(|producer| world.queue.push(50, Event::Produce { producer }));
         world
@@ -134,7 +142,7 @@ impl World {
         match sick(&self.nodes, self.now) {
             None => {
                 self.inspect();
-                self.checks.on_end(&self.nodes);
+                self.checks.on_end(&self.nodes, self.now);
                 true
             }
             Some(reason) => {
@@ -148,7 +156,7 @@ impl World {
 
     fn inspect(&mut self) {
         let now = self.base + self.passed();
-        self.checks.inspect(&self.nodes, now);
+        self.checks.inspect(&self.nodes, self.now, now);
     }
 
     fn handle(&mut self, event: Event) {
@@ -164,6 +172,7 @@ impl World {
                 }
             }
             Event::Produce { producer } => self.produce(producer),
+            Event::Consume => self.on_consume(),
             Event::Fault | Event::SwitchOver { .. } if self.calm => {}
             Event::SwitchOver { node } => self.switch_over(node),
             Event::Fault => self.on_fault(),
@@ -184,6 +193,8 @@ impl World {
             Timer::Tick => self.on_tick(node),
             Timer::Resume { session, partition } => self.on_resume(node, session, &partition),
             Timer::Record => self.on_record(node),
+            Timer::Quorum => self.on_quorum_timer(node),
+            Timer::Retire => self.on_retire(node),
         }
     }
 
@@ -202,6 +213,16 @@ impl World {
             }
             Message::AreYouAlive { incarnation } if !matches!(self.nodes[node].process, Process::Down) => {
                 self.send(to, from, Message::Alive { incarnation });
+            }
+            Message::AskPeer { incarnation, epoch, ends } => {
+                if let Place::Node(from) = from {
+                    self.on_ask_peer(node, from, (incarnation, epoch), &ends);
+                }
+            }
+            Message::ToldPeer { incarnation, peer } if is_current(self, incarnation) => {
+                if let Place::Node(from) = from {
+                    self.on_told_peer(node, from, peer);
+                }
             }
             Message::Alive { incarnation } if is_current(self, incarnation) => self.on_alive(node),
             Message::Put { partition, id, body } => self.on_put(node, partition, id, &body),
@@ -241,8 +262,8 @@ impl World {
         let pause = self.rng.within(20, 250);
         self.queue.push(self.now + pause, Event::Produce { producer });
         // Whoever is registered, and now and then somebody who was: clients are late, too.
-        let node = if self.rng.percent(90) { self.leader() } else { Some(self.rng.index(NODES)) };
-        let node = node.unwrap_or_else(|| self.rng.index(NODES));
+        let node = if self.rng.percent(90) { self.leader() } else { Some(self.rng.index(self.nodes.len())) };
+        let node = node.unwrap_or_else(|| self.rng.index(self.nodes.len()));
         // The third partition comes into being late, so that some nodes have it and some do not.
         let choices = if self.now < self.calm_at / 3 { 1 } else { PARTITIONS.len() };
         let partition: PartitionId = PARTITIONS[self.rng.index(choices)].parse().expect("a partition's name");
@@ -269,10 +290,13 @@ impl World {
 
 /// Processes and their disks.
 impl World {
-    pub(crate) fn start_master(&mut self, node: usize, consent: bool) {
-        let now = self.now;
+    pub(crate) fn start_master(&mut self, node: usize, consent: bool, accept_gap: bool) {
+        let (now, at) = (self.now, self.base + self.passed());
         self.trace.note(now, || format!("{} starts as master", NAMES[node]));
-        self.start(node, Process::Master(Box::new(Master::new(consent))));
+        let mut master = Master::new(consent, accept_gap, self.nodes[node].disk.lineage.epoch(), at);
+        master.known = Some(self.nodes[node].known());
+        self.start(node, Process::Master(Box::new(master)));
+        self.follow_config(node);
         let recovery = self.rng.within(5, 80);
         self.set_timer(node, recovery, Timer::Claim);
     }
@@ -280,7 +304,9 @@ impl World {
     pub(crate) fn start_slave(&mut self, node: usize, accept_divergence: bool) {
         let now = self.now;
         self.trace.note(now, || format!("{} starts as slave, accepting divergence: {accept_divergence}", NAMES[node]));
-        self.start(node, Process::Slave(Box::new(Slave::new(accept_divergence))));
+        let record = self.nodes[node].disk.record.clone();
+        self.start(node, Process::Slave(Box::new(Slave::new(accept_divergence, record))));
+        self.limit_all(node);
         self.start_slave_timers(node);
     }
 
@@ -290,6 +316,7 @@ impl World {
         host.process = process;
         host.exit = None;
         host.syncing.clear();
+        host.limits.clear();
         host.disk.logs.values_mut().for_each(crate::log::Log::recover);
     }
 
@@ -334,11 +361,10 @@ impl World {
         let is_slave = host.slave().is_some();
         let Some(log) = host.disk.logs.get_mut(partition) else { return };
         log.publish_durable(to);
-        let durable = log.durable();
         if is_slave {
             self.on_slave_synced(node, partition);
         } else {
-            self.acknowledge(node, partition, durable);
+            self.release(node, partition);
             self.wake(node, partition);
         }
         self.want_sync(node, partition);

@@ -27,6 +27,17 @@ fn the_violation_names_what_the_rule_protects() {
         (Mutation::NoCut, "a slave is not its master's prefix"),
         (Mutation::TrustReignsAlone, "a confirmed message is cut"),
         (Mutation::ConfirmBeforeSync, "a slave confirms what it does not hold"),
+        (Mutation::AckUnconfirmed, "no quorum holds what is acknowledged"),
+        (Mutation::StoreWithoutMembers, "a put is stored without enough members"),
+        (Mutation::CountBeforeLevel, "somebody counts who must not"),
+        (Mutation::CountBeyondEnd, "somebody counts who must not"),
+        (Mutation::AskNobody, "an acknowledged message is lost"),
+        (Mutation::IgnoreDoubts, "an acknowledged message is lost"),
+        (Mutation::ReadUnconfirmed, "what was read is lost"),
+        (Mutation::NeverGiveUp, "a put waits too long"),
+        (Mutation::RetireUnconfirmed, "deleted too early"),
+        (Mutation::SlaveRetires, "deleted too early"),
+        (Mutation::AcceptGaps, "a gap is not accepted"),
     ] {
         let violation = first_violation(mutation).expect("every mutation is noticed");
         assert!(violation.starts_with(name), "{mutation:?}: {violation}");

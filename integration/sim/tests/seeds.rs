@@ -40,6 +40,7 @@ fn runs_are_full_of_life() {
     let outcomes: Vec<_> = (0..50).map(|seed| run(seed, Options::default())).collect();
     let sum = |of: fn(&metaq_sim::Outcome) -> u64| outcomes.iter().map(of).sum::<u64>();
     assert!(sum(|outcome| outcome.acknowledged) > 50 * 50, "messages are acknowledged");
+    assert!(sum(|outcome| outcome.under_quorum) > 50 * 10, "many by a quorum");
     assert!(sum(|outcome| outcome.reigns) > 50 * 2, "and reigns change");
     assert!(sum(|outcome| outcome.lost_unconfirmed) > 0, "and some messages were confirmed by nobody who came after");
 }

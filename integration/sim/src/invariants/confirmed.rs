@@ -22,16 +22,37 @@ pub(super) struct Acknowledged {
 pub(super) struct Confirmed {
     living: Vec<Acknowledged>,
     dead: u64,
+    old: u64,
     newest: Epoch,
 }
 
 impl Confirmed {
     pub(super) fn acknowledged(&self) -> u64 {
-        self.living.len() as u64 + self.dead
+        self.living.len() as u64 + self.dead + self.old
     }
 
     pub(super) fn lost_unconfirmed(&self) -> u64 {
         self.dead
+    }
+
+    pub(super) fn newest(&self) -> Epoch {
+        self.newest
+    }
+
+    /// What is deleted because it is old is not missed.
+    pub(super) fn on_retired(&mut self, partition: &PartitionId, first: Offset) {
+        let (kept, old): (Vec<_>, Vec<_>) = std::mem::take(&mut self.living)
+            .into_iter()
+            .partition(|message| message.partition != *partition || message.start >= first);
+        self.living = kept;
+        self.old += old.len() as u64;
+    }
+
+    /// A node has deleted what lies before `first`.
+    pub(super) fn on_trimmed(&mut self, node: usize, partition: &PartitionId, first: Offset) {
+        for message in self.living.iter_mut().filter(|m| m.partition == *partition && m.start < first) {
+            message.holders.remove(&node);
+        }
     }
 
     /// The messages that must not be overwritten.

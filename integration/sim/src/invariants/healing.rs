@@ -9,6 +9,9 @@ pub(crate) fn sick(nodes: &[Node], now: Ms) -> Option<String> {
     let places: Vec<usize> = (0..nodes.len()).collect();
     let masters: Vec<&usize> = places.iter().filter(open).collect();
     let [master] = masters[..] else { return Some(format!("{} nodes accept messages", masters.len())) };
+    if let Some(short) = nodes[*master].master().and_then(|master| super::waiting::short_of(master, nodes.len())) {
+        return Some(short);
+    }
     for (place, node) in nodes.iter().enumerate().filter(|(place, _)| place != master) {
         let name = NAMES[place];
         let Some(session) = node.slave().and_then(|slave| slave.following()) else {

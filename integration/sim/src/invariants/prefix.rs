@@ -41,13 +41,32 @@ fn compare(partition: &PartitionId, own: Option<&Log>, theirs: Option<&Log>) -> 
     if own.end() > theirs.end() {
         return Err(format!("{partition} ends at {} on the slave and at {} on its master", own.end(), theirs.end()));
     }
-    if !theirs.holds(own.first(), own.range(own.first(), own.end())) {
-        let differs = (own.first().get()..own.end().get()).find(|at| own.byte(*at) != theirs.byte(*at));
-        return Err(format!("{partition} differs at {differs:?}"));
+    let from = own.first().max(theirs.first());
+    for (from, to) in pieces(from.get(), own, theirs) {
+        let differs = (from..to).find(|at| own.byte(*at) != theirs.byte(*at));
+        if let Some(at) = differs {
+            return Err(format!("{partition} differs at {at}"));
+        }
     }
-    let both = own.segments().len();
-    if theirs.segments().get(..both) != Some(own.segments()) {
-        return Err(format!("{partition} has the segments {:?}, its master {:?}", own.segments(), theirs.segments()));
+    let starts = |log: &Log| log.segments().iter().copied().filter(|start| *start >= from.get()).collect::<Vec<_>>();
+    let (ours, all) = (starts(own), starts(theirs));
+    // An own gap is a segment that ends before the next begins.
+    if own.gaps().is_empty() && theirs.gaps().is_empty() && all.get(..ours.len()) != Some(&ours) {
+        return Err(format!("{partition} has the segments {ours:?}, its master {all:?}"));
     }
     Ok(())
+}
+
+/// What both have from `from` on, leaving out the gaps of either.
+fn pieces(from: u64, own: &Log, theirs: &Log) -> Vec<(u64, u64)> {
+    let mut gaps: Vec<(u64, u64)> = own.gaps().iter().chain(theirs.gaps()).copied().collect();
+    gaps.sort_unstable();
+    let (mut found, mut at) = (Vec::new(), from);
+    for (gap, to) in gaps.into_iter().chain([(own.end().get(), u64::MAX)]) {
+        if at < gap.min(own.end().get()) {
+            found.push((at, gap.min(own.end().get())));
+        }
+        at = at.max(to);
+    }
+    found
 }
