@@ -133,8 +133,9 @@ impl Node {
     pub fn start(options: NodeOptions) -> std::io::Result<Node> {
         let address = options.listener.local_addr()?;
         let config = options.config.snapshot();
+        let gate = Arc::new(Gate::shut(STARTING));
         let shared = Arc::new(Shared {
-            quorum: Quorum::new(&options.store, &config, &options.role),
+            quorum: Quorum::new(&options.store, &config, &options.role, &gate),
             topics: Topics::new(Arc::clone(&config)),
             max_transfer_size: AtomicU32::new(config.system.max_transfer_size),
             broker_id: config.system.broker_id,
@@ -143,7 +144,7 @@ impl Node {
             role: options.role,
             uri: options.uri.into(),
             port: address.port(),
-            gate: Arc::new(Gate::shut(STARTING)),
+            gate,
             fenced_by_greeting: options.fenced_by_greeting,
             counters: Arc::default(),
             transactions: Transactions::default(),

@@ -1,5 +1,6 @@
 //! `ackQuorum` on this node: `metaq_link::quorum` decides, and here its decisions are done to the store's partitions.
 
+use crate::gate::Gate;
 use crate::node::{Node, NodeRole, Shared, strictest_ack};
 use metaq_config::{AckRules, BrokerConfig};
 use metaq_link::confirmed::{Kept, Known};
@@ -9,6 +10,7 @@ use metaq_store::{Partition, Store};
 use metaq_types::{Epoch, Offset, PartitionId, SlaveId};
 use metaq_wire::Greeting;
 use parking_lot::Mutex;
+use std::collections::HashMap;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -41,17 +43,21 @@ struct State {
     downgraded: bool,
     /// What was last kept on disk: once known, what it says, or that there is none.
     kept: Option<Option<Kept>>,
+    gate: Arc<Gate>,
+    /// Confirmed while the gate was shut, and shown to nobody until it is open.
+    withheld: HashMap<PartitionId, Offset>,
 }
 
 impl Quorum {
-    pub(crate) fn new(store: &Arc<Store>, config: &BrokerConfig, role: &NodeRole) -> Quorum {
+    pub(crate) fn new(store: &Arc<Store>, config: &BrokerConfig, role: &NodeRole, gate: &Arc<Gate>) -> Quorum {
         let now = Instant::now();
         let known = match role {
             NodeRole::Master => Known::load(&config.system.data_path, store.epoch()),
             NodeRole::Slave { .. } => Known::Everything,
         };
-        let state =
-            State { quorums: Quorums::new(store.epoch(), now), known, reigns: false, downgraded: false, kept: None };
+        let quorums = Quorums::new(store.epoch(), now);
+        let (gate, withheld) = (Arc::clone(gate), HashMap::new());
+        let state = State { quorums, known, reigns: false, downgraded: false, kept: None, gate, withheld };
         let is_on = AtomicBool::new(false);
         let quorum = Quorum { store: Arc::clone(store), state: Mutex::new(state), is_on, changed: Notify::new() };
         if matches!(role, NodeRole::Master) {
@@ -187,6 +193,12 @@ impl Quorum {
         };
         let acts = state.quorums.tick(now, ends_of);
         self.act_all(&mut state, acts);
+        if !state.withheld.is_empty() && state.gate.is_open() {
+            let mut withheld = std::mem::take(&mut state.withheld);
+            withheld.retain(|id, _| state.quorums.is_watched(id));
+            let acts = withheld.into_iter().map(|(id, to)| (id, Act::Confirm(to)));
+            self.act_all(&mut state, acts.collect());
+        }
     }
 
     fn act_all(&self, state: &mut State, acts: Vec<(PartitionId, Act)>) {
@@ -239,7 +251,15 @@ impl State {
         match act {
             // Before the reign nothing waits, and what recovery appends must not.
             Act::Confirm(to) if !self.reigns => partition.limit(to),
-            Act::Confirm(to) => confirm(partition, to),
+            // Another may reign by now, which need not have heard of this: nobody is to read what it lacks.
+            Act::Confirm(to) if !partition.id().is_journal() && !self.gate.is_open() => {
+                self.withheld.insert(partition.id().clone(), to);
+                partition.give_up(to);
+            }
+            Act::Confirm(to) => {
+                self.withheld.remove(partition.id());
+                confirm(partition, to);
+            }
             Act::ConfirmEverything => partition.confirm(Offset::MAX),
             Act::Hold if !self.reigns => {
                 let to = partition.positions().written;
