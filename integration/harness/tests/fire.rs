@@ -3,20 +3,22 @@
 //! METAQ_ROUNDS sets how many rounds (8), METAQ_SEED which (from the clock); both are printed.
 
 use anyhow::{Result, ensure};
-use metaq_harness::fire::cluster::Cluster;
+use metaq_harness::fire::cluster::{Cluster, Direction, Setup, Transport};
 use metaq_harness::fire::load::Load;
-use metaq_harness::fire::rounds;
+use metaq_harness::fire::namespaces::{Cut, Hub};
+use metaq_harness::fire::{rounds, say_loudly};
 use metaq_harness::pair::{assert_same, wait_level};
 use metaq_harness::process::{Broker, Site, wait_until};
 use metaq_harness::raw::Raw;
 use metaq_harness::relay::Relay;
 use metaq_harness::zookeeper::ZooKeeper;
 use rustix::process::Signal;
-use std::net::TcpListener;
+use std::net::{IpAddr, SocketAddr, TcpListener};
+use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-/// A slave gives a master up that does not answer for its keep-alive wait and 5 s more.
-const KEEP_ALIVE_BOUND: Duration = Duration::from_secs(6);
+/// A slave gives a master up that does not answer for its keep-alive wait and 3 s more.
+const KEEP_ALIVE_BOUND: Duration = Duration::from_secs(4);
 
 fn number(name: &str, default: u64) -> Result<u64> {
     Ok(std::env::var(name).map_or(Ok(default), |text| text.parse())?)
@@ -59,6 +61,54 @@ fn f50_a_slave_works_again_soon_after_a_stall() -> Result<()> {
     let relay = cluster.members[0].relay()?;
     wait_until("connections left behind to end", || Ok((relay.open() <= before).then_some(())))?;
     cluster.assert_same()
+}
+
+/// The master's end of a connection is gone and nobody told the slave, which waits for answers that nobody will send.
+#[test]
+fn a_slave_works_again_soon_although_its_master_forgot_it() -> Result<()> {
+    // The thread that enters a hub does not come back from it.
+    std::thread::spawn(forgotten_by_the_master).join().expect("it fails without a panic")
+}
+
+fn forgotten_by_the_master() -> Result<()> {
+    let hub = match Hub::enter() {
+        Ok(hub) => Some(Arc::new(hub)),
+        Err(reason) => {
+            say_loudly(&format!("NOT TESTED: a slave whose master forgot it: {reason:#}"));
+            return Ok(());
+        }
+    };
+    let mut cluster = Cluster::start_on(Setup { hub, transport: Transport::Tcp }, |_, _| Ok(()))?;
+    let load = Load::start(cluster.target());
+    wait_until("some load", || Ok((load.acknowledged() > 30).then_some(())))?;
+    let slaves =
+        cluster.slaves().into_iter().map(|slave| Ok(cluster.members[slave].direct.parse::<SocketAddr>()?.ip()));
+    let slaves = slaves.collect::<Result<Vec<_>>>()?;
+    cluster.cut_replication(Direction::FromMaster, Cut::Reject)?;
+    let master = cluster.members[0].broker()?.pid();
+    wait_until("the master to lose its slaves", || Ok((connected_to(master, &slaves)? == 0).then_some(())))?;
+    load.pause()?;
+    cluster.heal()?;
+    let healed = Instant::now();
+    cluster.wait_whole()?;
+    ensure!(healed.elapsed() < Duration::from_secs(5), "working again after {:?}", healed.elapsed());
+    cluster.assert_same()
+}
+
+/// Established connections of the process's network namespace with these addresses.
+fn connected_to(pid: u32, addresses: &[IpAddr]) -> Result<usize> {
+    const ESTABLISHED: &str = "01";
+    let shown = |address: &IpAddr| match address {
+        IpAddr::V4(address) => format!("{:08X}:", u32::from_le_bytes(address.octets())),
+        IpAddr::V6(address) => format!("{address}:"),
+    };
+    let shown: Vec<String> = addresses.iter().map(shown).collect();
+    let table = std::fs::read_to_string(format!("/proc/{pid}/net/tcp"))?;
+    let is_one = |line: &&str| {
+        let words: Vec<&str> = line.split_ascii_whitespace().take(4).collect();
+        matches!(words[..], [_, _, remote, ESTABLISHED] if shown.iter().any(|address| remote.starts_with(address)))
+    };
+    Ok(table.lines().filter(is_one).count())
 }
 
 /// F16: the link is lost while what came is still to be written; the slave goes on where its log ends.

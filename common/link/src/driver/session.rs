@@ -23,7 +23,11 @@ use super::trim;
 use crate::listing::{self, Listed};
 use crate::pull::{Log, Pull};
 
-/// A master that does not answer a keep-alive for this long beyond its wait is taken for gone.
+/// A master that does not answer a keep-alive for this long beyond its wait is taken for gone. Short: a master that was
+/// killed, or has lost its end of the connection, tells nobody, and until then this slave waits for nothing.
+const KEEP_ALIVE_PATIENCE: Duration = Duration::from_secs(3);
+
+/// The same for a question whose answer takes longer the more there is.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 
 const KEEP_ALIVE_WAIT: Duration = Duration::from_secs(1);
@@ -347,7 +351,7 @@ fn level(store: &Store) -> Level {
 }
 
 async fn in_time<T>(answer: impl Future<Output = Result<T, ClientError>>, wait: Option<Duration>) -> Result<T, String> {
-    let limit = wait.unwrap_or_default() + ANSWER_TIMEOUT;
+    let limit = wait.map_or(ANSWER_TIMEOUT, |wait| wait + KEEP_ALIVE_PATIENCE);
     match tokio::time::timeout(limit, answer).await {
         Ok(answered) => answered.map_err(|error| error.to_string()),
         Err(_) => Err(format!("no answer within {} s", limit.as_secs_f32())),
