@@ -15,7 +15,7 @@ use std::time::Duration;
 fn site(quorum: u32) -> Result<Site> {
     let mut site = Site::new()?;
     site.set("ackQuorum", &quorum.to_string());
-    site.set("ackTimeoutInMills", "600");
+    site.set("ackTimeoutInMills", "3000");
     Ok(site)
 }
 
