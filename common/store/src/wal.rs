@@ -238,9 +238,9 @@ impl Wal {
     /// Puts an entry behind the others, durably; `false` when there is no room for it now.
     fn append(&self, ring: &mut Ring, entry: format::EntryInProgress<'_>) -> io::Result<bool> {
         let bytes = entry.file_bytes();
-        let has_room =
-            |ring: &Ring| ring.current.as_ref().is_some_and(|current| current.has_room(bytes, self.options.file_bytes));
-        if !has_room(ring) && !(self.advance(ring) && has_room(ring)) {
+        let is_full =
+            |ring: &Ring| ring.current.as_ref().is_none_or(|current| !current.has_room(bytes, self.options.file_bytes));
+        if is_full(ring) && (!self.advance(ring) || is_full(ring)) {
             return Ok(false);
         }
         let Some(current) = &mut ring.current else { return Ok(false) };

@@ -1,7 +1,5 @@
 //! What members of a quorum may read before our own sync, and what nobody learns before it.
 
-#![expect(clippy::unwrap_used, reason = "the helpers of tests are test code")]
-
 mod support;
 
 use metaq_store::{Ack, AppendError, Flush, Health, Partition, PartitionRules, Reader, SliceAt};

@@ -208,7 +208,9 @@ mod tests {
         name.parse().unwrap()
     }
 
-    fn file(entries: &[&[(&str, u64, u32, &[u8])]]) -> Vec<u8> {
+    type Named<'a> = (&'a str, u64, u32, &'a [u8]);
+
+    fn file(entries: &[&[Named<'_>]]) -> Vec<u8> {
         let mut buffer = EntryBuffer::default();
         let mut file = header(THIS);
         for (number, ranges) in entries.iter().enumerate() {

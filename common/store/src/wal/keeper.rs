@@ -171,4 +171,4 @@ impl Wal {
     }
 }
 
-const _: () = assert!(FILL_BYTES as u64 % BLOCK_BYTES == 0);
+const _: () = assert!((FILL_BYTES as u64).is_multiple_of(BLOCK_BYTES));
