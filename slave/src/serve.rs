@@ -55,6 +55,8 @@ pub(crate) async fn serve(config: BrokerConfig, slave_id: SlaveId, slave: SlaveC
         role: NodeRole::Slave { slave_id, master, progress: link.status_source() },
         uri: uri.clone(),
         listener,
+        // What the link appends is answered on its own threads.
+        sessions: tokio::runtime::Handle::current(),
         fenced_by_greeting: false,
     })?;
     secure::serve(&node, &config, identity.as_ref())?;

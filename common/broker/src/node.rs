@@ -39,6 +39,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 use tokio::net::{TcpListener, TcpStream};
+use tokio::runtime::Handle;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::{AbortOnDropHandle, TaskTracker};
@@ -75,6 +76,8 @@ pub struct NodeOptions {
     pub uri: String,
     /// Already listening; connections wait in its backlog until the node is up.
     pub listener: TcpListener,
+    /// Where plain connections are served.
+    pub sessions: Handle,
     /// Whether a greeting with a newer reign ends this one: where no registry keeps two masters apart.
     pub fenced_by_greeting: bool,
 }
@@ -162,11 +165,15 @@ impl Node {
         });
         let accepting = CancellationToken::new();
         let tasks = TaskTracker::new();
-        tasks.spawn(accept(options.listener, Arc::clone(&shared), accepting.clone(), tasks.clone()));
+        let listener = {
+            let _there = options.sessions.enter();
+            TcpListener::from_std(options.listener.into_std()?)?
+        };
+        tasks.spawn_on(accept(listener, Arc::clone(&shared), accepting.clone(), tasks.clone()), &options.sessions);
         tasks.spawn(housekeeping(Arc::clone(&shared)));
         tasks.spawn(lag::watch(Arc::clone(&shared)));
         tasks.spawn(quorum::run(Arc::clone(&shared)));
-        let answering = AbortOnDropHandle::new(tokio::spawn(Arc::clone(&shared.store).answer_synced()));
+        let answering = AbortOnDropHandle::new(options.sessions.spawn(Arc::clone(&shared.store).answer_synced()));
         Ok(Node { shared, address, accepting, tasks, answering })
     }
 
