@@ -74,6 +74,8 @@ impl Quorum {
     /// Obeys a configuration, at the start and after a reload: which partitions ask for how many.
     pub(crate) fn follow(&self, config: &BrokerConfig) {
         let mut state = self.state.lock();
+        let before = state.quorums.roll().number();
+        state.quorums.expect(fewest_asked(config));
         for partition in self.store.logs() {
             let rules = match partition.id().is_journal() {
                 true => strictest_ack(config),
@@ -89,6 +91,14 @@ impl Quorum {
         let is_on = state.quorums.tick_interval().is_some();
         self.is_on.store(is_on, Ordering::Relaxed);
         self.changed.notify_one();
+        self.tell_roll(&state, before);
+    }
+
+    /// The greetings that wait are answered, and tell of a roll that is newer than `before`.
+    fn tell_roll(&self, state: &State, before: u64) {
+        if state.quorums.roll().number() != before {
+            self.store.bump_catalog();
+        }
     }
 
     fn watch(&self, state: &mut State, partition: &Arc<Partition>, rules: AckRules) {
@@ -126,7 +136,9 @@ impl Quorum {
     pub(crate) fn admit(&self, partition: &Arc<Partition>, rules: AckRules) -> Result<bool, Shortage> {
         let mut state = self.state.lock();
         if !state.quorums.is_watched(partition.id()) {
+            let before = state.quorums.roll().number();
             self.watch(&mut state, partition, rules);
+            self.tell_roll(&state, before);
         }
         let positions = partition.positions();
         let admission = state.quorums.admit(partition.id(), positions.written == positions.kept, Instant::now())?;
@@ -155,10 +167,7 @@ impl Quorum {
         let before = state.quorums.roll().number();
         let acts = state.quorums.on_greeting(slave, greeting);
         self.act_all(&mut state, acts);
-        if state.quorums.roll().number() != before {
-            // The greetings that wait are answered, and tell of the new name.
-            self.store.bump_catalog();
-        }
+        self.tell_roll(&state, before);
     }
 
     pub(crate) fn on_disconnect(&self, slave: SlaveId) {
@@ -271,6 +280,12 @@ impl State {
             Act::GiveUp(to) => partition.give_up(to),
         }
     }
+}
+
+/// The fewest members that a topic which asks for any can ask for.
+fn fewest_asked(config: &BrokerConfig) -> Option<u32> {
+    let all = config.topics.values().map(|topic| topic.ack).chain([config.system.ack]);
+    all.filter(|ack| ack.is_on()).map(|ack| ack.quorum).min()
 }
 
 /// Of the journal only those entries wait for members that a coordinator is told about, and they do so themselves: a

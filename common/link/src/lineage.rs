@@ -65,6 +65,40 @@ pub fn judge(own: &Lineage, theirs: &Lineage, node: &str, accept_divergence: boo
     Past::Shared(logs.iter().filter_map(verdict).collect())
 }
 
+/// Where the reigns part two logs, and where both begin: what the bytes behind may still say.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Parting {
+    /// By the reigns alone.
+    pub common: Offset,
+    pub kept: Offset,
+    pub own_end: Offset,
+    /// 0 where the master has no such log.
+    pub master_first: Offset,
+}
+
+impl Parting {
+    /// From where on the bytes are compared: what one of the two no longer has cannot be, what follows it can.
+    pub fn compared_from(&self) -> Offset {
+        let gone = Some(self.master_first).filter(|first| *first < self.own_end).unwrap_or_default();
+        self.common.max(self.kept).max(gone)
+    }
+
+    /// Where the own log is to end when both are alike up to `alike`; `None`: it stays whole.
+    pub fn cut_to(&self, alike: Offset) -> Option<Offset> {
+        if alike >= self.own_end {
+            return None;
+        }
+        let common = if alike > self.compared_from() { alike } else { self.common };
+        Some(self.begin_if_empty(common))
+    }
+
+    /// A log that is left with nothing begins where a segment of the master begins, or before all of them: inside one it
+    /// could not be followed.
+    pub fn begin_if_empty(&self, to: Offset) -> Offset {
+        if to <= self.kept { self.kept.min(self.master_first) } else { to }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -125,5 +159,31 @@ mod tests {
         assert_eq!(judged(restarted, None), held);
         let promoted = "epoch 1 node a began 0\nepoch 2 node b began 0\nstart t-0 80\n";
         assert_eq!(judged(promoted, Some(40)), held);
+    }
+
+    #[test]
+    fn the_bytes_are_compared_where_both_have_them() {
+        let at = |offset| Offset::new(offset).unwrap();
+        let parting = |common, kept, master_first| Parting {
+            common: at(common),
+            kept: at(kept),
+            own_end: at(900),
+            master_first: at(master_first),
+        };
+        let case = |parting: Parting, alike| (parting.compared_from(), parting.cut_to(at(alike)));
+        assert_eq!(case(parting(300, 0, 0), 900), (at(300), None));
+        assert_eq!(case(parting(300, 0, 0), 500), (at(300), Some(at(500))));
+        assert_eq!(case(parting(300, 0, 0), 300), (at(300), Some(at(300))));
+        // The master no longer has what lies behind the end of what was common.
+        assert_eq!(case(parting(300, 0, 600), 900), (at(600), None));
+        assert_eq!(case(parting(300, 0, 600), 700), (at(600), Some(at(700))));
+        assert_eq!(case(parting(300, 0, 600), 600), (at(600), Some(at(300))));
+        assert_eq!(case(parting(300, 0, 2000), 300), (at(300), Some(at(300))), "nor anything of this log");
+        // The own log begins behind it.
+        assert_eq!(case(parting(300, 480, 0), 480), (at(480), Some(at(0))));
+        assert_eq!(case(parting(300, 480, 240), 480), (at(480), Some(at(240))));
+        assert_eq!(case(parting(300, 480, 2000), 480), (at(480), Some(at(480))));
+        assert_eq!(case(parting(300, 480, 0), 700), (at(480), Some(at(700))));
+        assert_eq!(case(parting(0, 0, 600), 600), (at(600), Some(at(0))));
     }
 }

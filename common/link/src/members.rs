@@ -74,15 +74,24 @@ pub struct Shortage {
     /// Members there, the master included.
     pub members: u32,
     pub missing: Vec<(Member, MemberState)>,
+    /// They have not heard yet how many are asked for now, and so might be promoted by what they heard before.
+    pub misled: Vec<Member>,
     /// How long the master has reigned: nobody who left before is known.
     pub age: Duration,
 }
 
 impl fmt::Display for Shortage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Shortage { quorum, members, missing, age } = self;
+        let Shortage { quorum, members, missing, misled, age } = self;
         write!(f, "not enough in-sync replicas: {members} of the {quorum} members that ackQuorum asks for")?;
-        if missing.is_empty() {
+        for Member { id, address, .. } in misled {
+            write!(
+                f,
+                "; slave {id} ({address}) has not heard yet what ackQuorum is now (if it does not come back, restart the \
+                 master: its next reign begins with whoever is there)"
+            )?;
+        }
+        if missing.is_empty() && misled.is_empty() {
             return write!(f, "; no other slave has connected in the {} s this master reigns", age.as_secs());
         }
         for (member, MemberState { absence, since }) in missing {
@@ -168,7 +177,8 @@ mod tests {
             ..Member::default()
         };
         let state = |absence, millis| MemberState { absence, since: Duration::from_millis(millis) };
-        let mut shortage = Shortage { quorum: 2, members: 1, missing: Vec::new(), age: Duration::from_secs(7) };
+        let mut shortage =
+            Shortage { quorum: 2, members: 1, missing: Vec::new(), misled: Vec::new(), age: Duration::from_secs(7) };
         assert_eq!(
             shortage.to_string(),
             "not enough in-sync replicas: 1 of the 2 members that ackQuorum asks for; no other slave has connected in \

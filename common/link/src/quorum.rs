@@ -34,6 +34,8 @@ pub struct Quorums {
     slaves: BTreeMap<SlaveId, Slave>,
     roll: Roll,
     logs: HashMap<PartitionId, Log>,
+    /// [`Quorums::expect`].
+    expected: Option<u32>,
     beyond_end: u64,
     /// Somebody who was silent has asked for something since the last tick.
     returned: bool,
@@ -58,6 +60,8 @@ struct Slave {
 #[derive(Debug)]
 struct Log {
     rules: AckRules,
+    /// No fewer members are enough, whatever the rules say: [`Roll::least`].
+    least: u32,
     confirmed: Confirmed,
     copies: BTreeMap<SlaveId, Copy>,
     /// What was written when, the oldest first; what is confirmed or given up by now is left out.
@@ -136,13 +140,22 @@ pub struct LogStanding {
 impl Quorums {
     pub fn new(epoch: Epoch, now: Instant) -> Quorums {
         let (slaves, logs) = (BTreeMap::new(), HashMap::new());
-        Quorums { epoch, since: now, slaves, roll: Roll::of(epoch), logs, beyond_end: 0, returned: false }
+        let (roll, expected) = (Roll::of(epoch), None);
+        Quorums { epoch, since: now, slaves, roll, logs, expected, beyond_end: 0, returned: false }
     }
 
     /// The reign has begun: whoever counted before has to say that it lives in this one.
     pub fn begin(&mut self, epoch: Epoch, now: Instant) {
         (self.epoch, self.since, self.roll) = (epoch, now, Roll::of(epoch));
         self.slaves.values_mut().for_each(|slave| slave.admitted = false);
+        self.tell_roll();
+    }
+
+    /// The fewest members that any partition may come to ask for; `None`: none will ask. Slaves that hear of it now need
+    /// not be waited for when the first such partition is watched.
+    pub fn expect(&mut self, smallest: Option<u32>) {
+        self.expected = smallest;
+        self.tell_roll();
     }
 
     /// From now on `partition` asks for a quorum; up to `confirmed` it is held by one already.
@@ -150,18 +163,21 @@ impl Quorums {
         assert!(rules.is_on(), "a quorum of one is none");
         let confirmed = Confirmed::UpTo(confirmed);
         let (copies, marks, given_up) = (BTreeMap::new(), VecDeque::new(), Offset::ZERO);
-        let log = Log { rules, confirmed, copies, marks, given_up };
+        let log = Log { rules, least: 1, confirmed, copies, marks, given_up };
         self.logs.insert(partition.clone(), log);
+        self.tell_roll();
     }
 
     pub fn unwatch(&mut self, partition: &PartitionId) {
         self.logs.remove(partition);
+        self.tell_roll();
     }
 
     /// Replaces the rules of a watched partition; `None` when it is not watched.
     pub fn set_rules(&mut self, partition: &PartitionId, rules: AckRules) -> Option<Vec<Act>> {
+        self.logs.get_mut(partition)?.rules = rules;
+        self.tell_roll();
         let log = self.logs.get_mut(partition)?;
-        log.rules = rules;
         Some(log.settle(&self.slaves, self.epoch).into_iter().collect())
     }
 
@@ -212,12 +228,15 @@ impl Quorums {
         greeting.node.as_str().clone_into(&mut slave.member.node);
         greeting.uri.as_str().clone_into(&mut slave.member.uri);
         (slave.member.level, slave.epoch) = (greeting.level, Epoch(greeting.epoch));
-        let quorum = self.logs.values().map(|log| log.rules.quorum).min();
-        if let Some(quorum) = quorum.filter(|_| slave.epoch == self.epoch) {
-            self.roll.greet(&slave.member, greeting.roll.unwrap_or(0));
-            self.roll.admit(quorum);
-        }
+        let (member, lives_here) = (slave.member.clone(), slave.epoch == self.epoch);
         let mut changed = before != slave.epoch;
+        if lives_here {
+            self.roll.greet(&member, greeting.roll.unwrap_or(0));
+            if let Some(quorum) = self.smallest() {
+                self.roll.admit(quorum);
+            }
+            changed |= self.take_least();
+        }
         for slave in self.slaves.values_mut() {
             let admitted = self.roll.is_admitted(slave.member.id, &slave.member.node);
             changed |= std::mem::replace(&mut slave.admitted, admitted) != admitted;
@@ -279,7 +298,7 @@ impl Quorums {
             }
         }
         let members = 1 + log.in_sync(&self.slaves, self.epoch).count() as u32;
-        match (members >= log.rules.quorum, log.rules.downgrade) {
+        match (members >= log.asked(), log.rules.downgrade) {
             (true, _) if log.confirmed != Confirmed::Everything => Ok(Admission::Full),
             // With the members there again it is the last one to be downgraded.
             (true, _) | (false, true) => Ok(Admission::Downgraded(log.settle(&self.slaves, self.epoch))),
@@ -346,9 +365,9 @@ impl Quorums {
         self.beyond_end
     }
 
-    /// The fewest members any watched partition asks for.
+    /// The fewest members any partition asks for, or may come to.
     pub fn smallest(&self) -> Option<u32> {
-        self.logs.values().map(|log| log.rules.quorum).min()
+        self.logs.values().map(|log| log.rules.quorum).chain(self.expected).min()
     }
 
     /// The slaves that may come to hold what is acknowledged in this reign, and nobody else can.
@@ -387,6 +406,22 @@ impl Quorums {
         all
     }
 
+    /// The partitions that ask, or what they ask for, have changed.
+    fn tell_roll(&mut self) {
+        self.roll.ask(self.smallest().unwrap_or(1));
+        self.take_least();
+    }
+
+    /// Whether another number of members is needed now.
+    fn take_least(&mut self) -> bool {
+        let least = self.roll.least();
+        let mut changed = false;
+        for log in self.logs.values_mut() {
+            changed |= std::mem::replace(&mut log.least, least) != least;
+        }
+        changed
+    }
+
     fn settle_all(&mut self) -> Vec<(PartitionId, Act)> {
         let mut acts = Vec::new();
         for (partition, log) in &mut self.logs {
@@ -408,7 +443,7 @@ impl Quorums {
             state.absence != Absence::None
         });
         let age = now.saturating_duration_since(self.since);
-        Shortage { quorum: log.rules.quorum, members, missing, age }
+        Shortage { quorum: log.rules.quorum, members, missing, misled: self.roll.misled(), age }
     }
 }
 
@@ -451,11 +486,15 @@ impl Log {
         self.copies.iter().filter(move |(id, copy)| copy.in_sync && counts(id)).map(|(id, copy)| (*id, copy))
     }
 
+    fn asked(&self) -> u32 {
+        self.rules.quorum.max(self.least)
+    }
+
     /// What follows from the ends of the copies that count.
     fn settle(&mut self, slaves: &BTreeMap<SlaveId, Slave>, epoch: Epoch) -> Option<Act> {
         let ends = self.in_sync(slaves, epoch).map(|(_, copy)| copy.end);
         let quorum = Furthest::of(ends);
-        let asked = self.rules.quorum as usize - 1;
+        let asked = self.asked() as usize - 1;
         let needed = if self.rules.downgrade { asked.min(quorum.count) } else { asked };
         match (needed.checked_sub(1), self.confirmed) {
             (None, Confirmed::Everything) => None,

@@ -12,7 +12,7 @@ use metaq_link::driver::{Link, LinkOptions, LinkTransport};
 use metaq_link::progress::LinkState;
 use metaq_link::promotion::Record;
 use metaq_store::{PartitionRules, Retention, Store};
-use metaq_types::{PartitionId, SlaveId};
+use metaq_types::{Epoch, PartitionId, SlaveId};
 use support::{Faults, Master, messages, open_store, rules, segments, until};
 use tokio::sync::watch;
 
@@ -182,6 +182,77 @@ async fn a_slave_that_reaches_further_stops_there_and_deletes_nothing() {
     assert!(kept.iter().all(|(name, bytes)| now[name] == *bytes));
     let record = Record::load(s.path()).unwrap().unwrap();
     assert!(record.partitions["a-0"].stopped.as_ref().unwrap().starts_with("diverged"));
+}
+
+/// Lets retention take all closed segments of `a-0`, and answers where the log begins then.
+async fn expire(master: &Master, data_path: &Path) -> u64 {
+    let partition = master.store.get("a", 0).unwrap();
+    let retention = Retention { age: Duration::ZERO, ..Retention::FOREVER };
+    partition.set_rules(&PartitionRules { retention, ..rules(data_path) });
+    let expiring = Arc::clone(&partition);
+    assert!(tokio::task::spawn_blocking(move || expiring.expire(i64::MAX)).await.unwrap().segments > 0);
+    partition.set_rules(&rules(data_path));
+    partition.positions().kept.get()
+}
+
+fn copy_partition(from: &Path, to: &Path) {
+    std::fs::create_dir(to.join("a-0")).unwrap();
+    for (name, bytes) in segments(from) {
+        std::fs::write(to.join(name), bytes).unwrap();
+    }
+}
+
+/// An old master whose log begins behind all that its successor was promoted with: what it holds is set aside, and it
+/// copies the successor's log from its beginning, not from inside a segment.
+#[tokio::test]
+async fn an_old_master_that_has_nothing_in_common_any_more_begins_where_its_successor_does() {
+    let (m, s) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let former = Master::start(s.path(), Faults::default()).await;
+    former.store.begin_reign(Epoch(1)).unwrap();
+    former.put("a-0", messages(0..10)).await;
+    copy_partition(s.path(), m.path());
+    former.put("a-0", messages(10..300)).await;
+    let begins = expire(&former, s.path()).await;
+    let past = former.store.lineage().unwrap();
+    former.stop().await;
+
+    let master = Master::start(m.path(), Faults::default()).await;
+    master.store.adopt_lineage(&past).unwrap();
+    master.store.begin_reign(Epoch(2)).unwrap();
+    let common = master.store.get("a", 0).unwrap().positions().written.get();
+    assert!(common > 0 && common < begins, "{common} {begins}");
+    master.put("a-0", messages(400..700)).await;
+    let slave = Slave::start(s.path(), Some(master.uri()));
+    until("all is copied", || slave.holds(&master, "a-0") && segments(m.path()) == segments(s.path())).await;
+    slave.stop().await;
+}
+
+/// The successor no longer has what lies behind the common end, and both hold the same from its first byte on: nothing
+/// of that is cut.
+#[tokio::test]
+async fn what_both_hold_behind_what_the_master_has_removed_stays() {
+    let (m, s) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let former = Master::start(s.path(), Faults::default()).await;
+    former.store.begin_reign(Epoch(1)).unwrap();
+    former.put("a-0", messages(0..10)).await;
+    let past = former.store.lineage().unwrap();
+    former.put("a-0", messages(10..300)).await;
+    copy_partition(s.path(), m.path());
+    former.stop().await;
+
+    // By the successor's reigns nothing behind the tenth message is common, as after a join that was in doubt.
+    let master = Master::start(m.path(), Faults::default()).await;
+    let text = format!("{past}epoch 2 node {} began 0\nstart a-0 500\n", master.store.node_id());
+    master.store.adopt_lineage(&text.parse().unwrap()).unwrap();
+    let begins = expire(&master, m.path()).await;
+    assert!(begins > 500);
+    master.put("a-0", messages(400..500)).await;
+    let slave = Slave::start(s.path(), Some(master.uri()));
+    until("all is copied", || slave.holds(&master, "a-0") && segments(m.path()) == segments(s.path())).await;
+    slave.stop().await;
+    let names = std::fs::read_dir(s.path().join("a-0")).unwrap().map(|entry| entry.unwrap().file_name());
+    let others: Vec<_> = names.filter(|name| !name.to_string_lossy().ends_with(".meta")).collect();
+    assert!(others.is_empty(), "neither set aside nor stepped over: {others:?}");
 }
 
 #[tokio::test]

@@ -425,13 +425,73 @@ fn rules_change_at_a_reload() {
     scene.end = 100;
     scene.get(0, 100);
     assert!(scene.admit().is_err());
-    let rules = AckRules { quorum: 2, timeout: TIMEOUT, downgrade: false };
-    assert_eq!(scene.quorums.set_rules(&log(), rules), Some(vec![Act::Confirm(at(100))]));
+    assert_eq!(scene.quorums.set_rules(&log(), rules(2)), Some(vec![]), "slave 0 has not heard of it");
+    assert_eq!(scene.greet(0, EPOCH), [(log(), Act::Confirm(at(100)))]);
     assert_eq!(scene.admit(), FULL);
-    assert_eq!(scene.quorums.set_rules(&"other-0".parse().unwrap(), rules), None);
+    assert_eq!(scene.quorums.set_rules(&"other-0".parse().unwrap(), rules(2)), None);
     scene.quorums.unwatch(&log());
     assert_eq!(scene.admit(), FULL, "what is not watched asks nobody");
     assert_eq!(scene.quorums.tick_interval(), None);
+}
+
+fn rules(quorum: u32) -> AckRules {
+    AckRules { quorum, timeout: TIMEOUT, downgrade: false }
+}
+
+/// A slave that was told of three lets one other be silent when it is promoted: with two, that one may hold a message alone.
+#[test]
+fn fewer_are_enough_only_when_everybody_has_heard_of_it() {
+    let mut scene = Scene::new(3, false);
+    for id in 0..2 {
+        scene.connect(id);
+        scene.get(id, 0);
+    }
+    assert_eq!(scene.admit(), FULL);
+    scene.disconnect(1);
+    assert_eq!(scene.quorums.set_rules(&log(), rules(2)), Some(vec![]));
+    scene.greet(0, EPOCH);
+    let text = scene.admit().unwrap_err();
+    assert!(text.contains("slave 1 (h:1) has not heard yet what ackQuorum is now"), "{text}");
+    scene.end = 100;
+    assert_eq!(scene.get(0, 100), None, "it is not acknowledged either");
+    scene.connect(1);
+    assert_eq!(scene.quorums.confirmed().next(), Some((&log(), Some(at(100)))));
+    assert_eq!(scene.admit(), FULL);
+}
+
+/// A slave that was told of no quorum asks nobody when it is promoted.
+#[test]
+fn a_quorum_that_is_turned_on_waits_until_everybody_has_heard_of_it() {
+    let mut scene = Scene::new(2, false);
+    scene.quorums.unwatch(&log());
+    scene.connect(0);
+    scene.connect(1);
+    scene.disconnect(1);
+    scene.quorums.watch(&log(), rules(2), at(0));
+    scene.greet(0, EPOCH);
+    scene.greet(0, EPOCH);
+    let text = scene.admit().unwrap_err();
+    assert!(text.contains("slave 1 (h:1) has not heard yet what ackQuorum is now"), "{text}");
+    scene.connect(1);
+    assert_eq!(scene.admit(), FULL);
+    // Whoever leaves from now on asks the others, and is not waited for.
+    scene.disconnect(1);
+    assert_eq!(scene.admit(), FULL);
+}
+
+/// Slaves are told what may be asked for before the first partition asks for it.
+#[test]
+fn what_is_expected_makes_nobody_wait() {
+    let mut scene = Scene::new(3, false);
+    scene.quorums.expect(Some(2));
+    for id in 0..2 {
+        scene.connect(id);
+    }
+    scene.disconnect(1);
+    let (other, before) = ("other-0".parse().unwrap(), scene.quorums.roll().number());
+    scene.quorums.watch(&other, rules(2), at(0));
+    assert_eq!((scene.quorums.smallest(), scene.quorums.roll().number()), (Some(2), before));
+    assert_eq!(scene.quorums.admit(&other, true, scene.now), Ok(Admission::Full));
 }
 
 #[test]

@@ -11,7 +11,7 @@ use crate::node::{Level, NAMES, level};
 use crate::queue::Ms;
 use crate::world::World;
 use bytes::Bytes;
-use metaq_link::lineage::{Ends, Past, Verdict, judge};
+use metaq_link::lineage::{Ends, Parting, Past, Verdict, judge};
 use metaq_link::members::{KnownMember, parse_members};
 use metaq_link::promotion::{Known, Record};
 use metaq_link::pull::{Answer, Log, Pull, Step, Stop};
@@ -375,17 +375,10 @@ impl World {
         let (Verdict::Cut { to: common } | Verdict::Hold { common }) = verdict;
         let own = self.nodes[node].disk.logs.get(partition)?;
         let theirs = self.nodes[master].disk.logs.get(partition);
-        // What the master no longer has cannot be compared; what follows it can.
-        let gone = theirs.map(Stored::first).filter(|first| *first < own.end()).unwrap_or_default();
-        let from = common.max(own.first()).max(gone);
-        let alike = theirs.map_or(from, |theirs| own.same_until(theirs, from));
-        if alike >= own.end() {
-            return None;
-        }
-        let common = if alike > from { alike } else { common };
-        // A log that is left with nothing begins where a segment of the master begins.
-        let begin = theirs.map_or(Offset::ZERO, Stored::first).min(own.first());
-        let common = if common <= own.first() { begin } else { common };
+        let master_first = theirs.map_or(Offset::ZERO, Stored::first);
+        let parting = Parting { common, kept: own.first(), own_end: own.end(), master_first };
+        let from = parting.compared_from();
+        let common = parting.cut_to(theirs.map_or(from, |theirs| own.same_until(theirs, from)))?;
         Some(match verdict {
             Verdict::Cut { .. } => Verdict::Cut { to: common },
             Verdict::Hold { .. } => Verdict::Hold { common },

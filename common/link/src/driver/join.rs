@@ -9,7 +9,7 @@
 use super::LinkOptions;
 use super::board::Board;
 use super::compare::{common_end, is_prefix, same_until};
-use crate::lineage::{Ends, Past, Verdict, judge};
+use crate::lineage::{Ends, Parting, Past, Verdict, judge};
 use crate::listing::Listed;
 use crate::pull::Stop;
 use metaq_client::Client;
@@ -44,7 +44,7 @@ pub(super) async fn join(
         Past::Shared(verdicts) => {
             let mut held = Held::new();
             for (id, verdict) in verdicts {
-                if let Some(stop) = settle(options, client, &id, verdict).await? {
+                if let Some(stop) = settle(options, client, listed, &id, verdict).await? {
                     held.insert(id, stop);
                 }
             }
@@ -63,18 +63,17 @@ pub(super) async fn join(
 async fn settle(
     options: &LinkOptions,
     client: &Client,
+    listed: &[Listed],
     id: &PartitionId,
     verdict: Verdict,
 ) -> Result<Option<Stop>, String> {
     let Some(log) = options.store.logs().into_iter().find(|log| log.id() == id) else { return Ok(None) };
-    let own_end = log.positions().written;
     let (Verdict::Cut { to: common } | Verdict::Hold { common }) = verdict;
-    let from = common.max(log.positions().kept);
-    let alike = same_until(options, client, &log, from).await?;
-    if alike >= own_end {
-        return Ok(None);
-    }
-    let common = if alike > from { alike } else { common };
+    let (kept, own_end) = (log.positions().kept, log.positions().written);
+    let master_first = listed.iter().find(|l| l.partition == *id).map_or(Offset::ZERO, |l| l.first);
+    let parting = Parting { common, kept, own_end, master_first };
+    let alike = same_until(options, client, &log, parting.compared_from()).await?;
+    let Some(common) = parting.cut_to(alike) else { return Ok(None) };
     match verdict {
         Verdict::Cut { .. } => cut(options, id.clone(), common).await.map(|()| None),
         Verdict::Hold { .. } => Ok(Some(Stop::Diverged { own_end, master_end: common })),
@@ -160,7 +159,8 @@ pub(super) async fn compare_ends(options: &LinkOptions, client: &Client, listed:
             continue;
         }
         let common = common_end(options, client, &log, listed).await?;
-        cut(options, id.clone(), common).await?;
+        let parting = Parting { common, kept: log.positions().kept, own_end, master_first: listed.first };
+        cut(options, id.clone(), parting.begin_if_empty(common)).await?;
     }
     Ok(held)
 }

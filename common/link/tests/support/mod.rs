@@ -197,6 +197,10 @@ impl Conversation {
                 let text = self.faults.config.load(Ordering::SeqCst).to_string();
                 self.result(Status::Success, stats.opaque, &text).await;
             }
+            Request::Stats(stats) if &*stats.item == "lineage" => {
+                let text = format!("STATS\r\n{}END\r\n", self.store.lineage().unwrap());
+                self.result(Status::Success, stats.opaque, &text).await;
+            }
             Request::Stats(stats) => {
                 assert_eq!(&*stats.item, "offsets");
                 let mut text = String::from("STATS\r\n");
@@ -231,6 +235,7 @@ impl Conversation {
         }
         let welcome = Greeting {
             node: self.store.node_id().into(),
+            epoch: self.store.epoch().0,
             catalog: Some(self.store.catalog_generation()),
             ids: Some(self.store.ids().high_mark().0),
             config: Some(self.faults.config.load(Ordering::SeqCst)),
@@ -292,7 +297,8 @@ impl Conversation {
         if self.faults.corrupt_next.fetch_update(Ordering::SeqCst, Ordering::SeqCst, taken).is_ok() {
             body[20] ^= 0x40;
         }
-        let extra = ValueExtra { segment: slice.segment(), end: slice.end(), epoch: 0, journal: None, confirmed: None };
+        let epoch = self.store.epoch().0;
+        let extra = ValueExtra { segment: slice.segment(), end: slice.end(), epoch, journal: None, confirmed: None };
         let extra = (!self.faults.original).then_some(extra);
         let mut bytes = BytesMut::new();
         metaq_wire::encode_value_head(&mut bytes, slice.len(), opaque, extra.as_ref());
