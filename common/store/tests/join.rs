@@ -79,6 +79,24 @@ fn a_gap_is_stepped_over_marked_and_kept_over_a_restart() {
     }
 }
 
+/// The log that is served after a cut or a step shows consumers no more than before, and nothing that is appended behind.
+#[test]
+fn what_was_hidden_stays_hidden_when_the_files_change() {
+    let shown = |store: &metaq_store::Store| store.get("test", 0).unwrap().positions().readable;
+    for (confirmed, cut, after_cut) in [(600, 1080, 600), (600, 360, 360), (1200, 1080, 1080)] {
+        let setup = Setup::new(0, 240);
+        let store = setup.open();
+        ten(&setup, &store);
+        store.get("test", 0).unwrap().limit(at(confirmed));
+        store.cut(&id("test-0"), at(cut)).unwrap().unwrap();
+        put(&store.get("test", 0).unwrap(), b"behind the cut").unwrap();
+        assert_eq!(shown(&store), at(after_cut), "confirmed up to {confirmed}, cut to {cut}");
+        store.skip_to(&id("test-0"), at(9000)).unwrap();
+        put(&store.get("test", 0).unwrap(), b"behind the gap").unwrap();
+        assert_eq!(shown(&store), at(after_cut), "and stepped over");
+    }
+}
+
 /// A hole that nobody marked is not served: a file is missing.
 #[test]
 fn an_unmarked_hole_is_refused() {

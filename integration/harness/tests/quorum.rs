@@ -264,6 +264,35 @@ fn the_quorum_is_switched_by_a_reload() -> Result<()> {
     Ok(())
 }
 
+/// From three members to two while a slave is away: it still believes in three, by which it could be promoted although
+/// the other is silent. So two are enough only when it has been here again, and soon then.
+#[test]
+fn fewer_are_enough_when_every_slave_has_heard_of_it() -> Result<()> {
+    let (mut a, b, c) = (site(3)?, site(3)?, site(3)?);
+    let mut master = a.start_master(&[])?;
+    let one = start_slave(&b, 0, &master)?;
+    let two = start_slave(&c, 1, &master)?;
+    first_put(&master, b"three")?;
+    assert!(two.stop()?.success());
+    a.set("ackQuorum", "2");
+    a.write_ini()?;
+    master.signal(Signal::HUP)?;
+    master.wait_for_line("[system] ackQuorum 3 → 2")?;
+    let mut raw = Raw::connect(&master.address)?;
+    wait_until("the put to be refused for the slave that is away", || {
+        let reply = raw.put("test", 0, b"refused")?;
+        assert_eq!(reply.code, 503, "{}", reply.text());
+        Ok(reply.text().contains("slave 1 (").then_some(()).filter(|()| reply.text().contains("has not heard yet")))
+    })?;
+    let two = start_slave(&c, 1, &master)?;
+    first_put(&master, b"two, all here")?;
+    drop(two);
+    first_put(&master, b"two, one away")?;
+    assert_eq!(bodies(&raw.read_all("test", 0, 0)?), ["three", "two, all here", "two, one away"]);
+    drop(one);
+    Ok(())
+}
+
 /// `--ack-quorum`, as `metaServer.sh start samsa` gives it, stands in for the file.
 #[test]
 fn the_command_line_asks_for_a_quorum() -> Result<()> {
