@@ -65,7 +65,10 @@ impl World {
     /// Obeys the configuration: which partitions ask for how many.
     pub(crate) fn follow_config(&mut self, node: usize) {
         let all: Vec<PartitionId> = self.nodes[node].disk.logs.keys().cloned().collect();
-        let before = self.roll(node);
+        let (before, fewest) = (self.roll(node), self.nodes[node].config.fewest_asked());
+        if let Some(master) = self.nodes[node].master_mut() {
+            master.quorums.expect(fewest);
+        }
         for partition in &all {
             let rules = self.nodes[node].config.rules(partition);
             let Some(master) = self.nodes[node].master_mut() else { return };

@@ -58,6 +58,11 @@ impl Config {
         }
     }
 
+    /// The fewest members that a partition which asks for any can ask for.
+    pub(crate) fn fewest_asked(&self) -> Option<u32> {
+        [self.sync, self.os].into_iter().filter(|rules| rules.is_on()).map(|rules| rules.quorum).min()
+    }
+
     /// One rule changes, as an operator's edit and reload would have it.
     pub(crate) fn edit(&mut self, members: usize, rng: &mut Rng) {
         let quorum = rng.within(1, members as u64 + 1) as u32;

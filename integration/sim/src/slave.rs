@@ -390,8 +390,11 @@ impl World {
         let Some(log) = self.nodes[node].disk.logs.get_mut(partition) else { return };
         let held_from = log.first();
         let bytes = log.cut(to);
-        // The log is opened anew.
-        self.nodes[node].limits.remove(partition);
+        // What was hidden stays so; what is appended behind the cut is not what was confirmed before it.
+        let end = log.end();
+        if let Some(limit) = self.nodes[node].limits.get_mut(partition).filter(|limit| **limit != Offset::MAX) {
+            *limit = (*limit).min(end);
+        }
         self.trace.note(now, || format!("{} sets {bytes} bytes of {partition} aside, from {to} on", NAMES[node]));
         self.checks.on_cut(node, partition, to.max(held_from));
     }
@@ -478,7 +481,6 @@ impl World {
                     let now = self.now;
                     self.trace.note(now, || format!("{} lacks {partition} from {from} to {to}", NAMES[node]));
                 }
-                self.nodes[node].limits.remove(partition);
             }
             Step::Compare { .. } => unreachable!("no master here is the original"),
             Step::Append { at, segment, bytes } => self.append(node, partition, at, segment, &bytes),
