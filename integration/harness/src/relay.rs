@@ -4,11 +4,16 @@
 //! Over TCP a stalled direction loses nothing and passes on nothing, not even an end: what TCP makes of lost packets, as
 //! long as they are lost. What was held back arrives when the direction is opened again. A lost piece arrives late, as
 //! after a retransmission, and nothing is reordered. Over UDP packets are lost and reordered as told.
+//!
+//! While the server does not listen, connections are refused. Clients know the difference: the original's network library
+//! stops reading all its connections for up to 15 s when one ends in the moment in which it was made.
 
 mod chance;
 mod datagrams;
+mod door;
 
 use crate::relay::chance::Chance;
+use crate::relay::door::{Bell, Door};
 use anyhow::{Context, Result};
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -16,7 +21,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
-use tokio::net::{TcpListener, TcpStream, UdpSocket};
+use tokio::net::{TcpStream, UdpSocket};
 use tokio::sync::watch;
 
 /// What TCP waits at least before it sends again what was lost.
@@ -60,13 +65,14 @@ impl Relay {
     /// Listens on `listen` for TCP and passes on to `server`, which need not be there yet.
     pub fn start(listen: SocketAddr, server: SocketAddr) -> Result<Relay> {
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
-        let listener = runtime
-            .block_on(TcpListener::bind(listen))
-            .with_context(|| format!("the relay cannot listen on {listen}"))?;
-        let address = listener.local_addr()?;
+        let (door, bell) = {
+            let _there = runtime.enter();
+            Door::new(listen, server)?
+        };
+        let address = door.address();
         let rule = watch::Sender::new(Rule::default());
         let open = Arc::new(AtomicUsize::new(0));
-        runtime.spawn(accept(listener, server, rule.subscribe(), Arc::clone(&open)));
+        runtime.spawn(accept(door, bell, server, rule.subscribe(), Arc::clone(&open)));
         Ok(Relay { address, rule, open, _runtime: runtime })
     }
 
@@ -107,41 +113,67 @@ impl Relay {
     }
 }
 
-async fn accept(listener: TcpListener, server: SocketAddr, rule: watch::Receiver<Rule>, open: Arc<AtomicUsize>) {
-    while let Ok((client, _)) = listener.accept().await {
-        let (rule, open) = (rule.clone(), Arc::clone(&open));
+async fn accept(mut door: Door, bell: Bell, server: SocketAddr, rule: watch::Receiver<Rule>, open: Arc<AtomicUsize>) {
+    loop {
+        let client = match door.accept().await {
+            Ok(client) => client,
+            // Nobody comes through any more, and the test that needs it fails; here is why.
+            Err(error) => return eprintln!("the relay to {server} has ended: {error:#}"),
+        };
+        let (bell, rule, open) = (bell.clone(), rule.clone(), Arc::clone(&open));
         tokio::spawn(async move {
             open.fetch_add(1, Ordering::SeqCst);
             // How it ended is for the two sides to find out.
-            let _ = serve(client, server, rule).await;
+            let _ = serve(client, server, bell, rule).await;
             open.fetch_sub(1, Ordering::SeqCst);
         });
     }
 }
 
-async fn serve(client: TcpStream, server: SocketAddr, mut rule: watch::Receiver<Rule>) -> std::io::Result<()> {
+async fn serve(
+    client: TcpStream,
+    server: SocketAddr,
+    bell: Bell,
+    mut rule: watch::Receiver<Rule>,
+) -> std::io::Result<()> {
     let begun = rule.borrow().resets;
     // While packets are lost nobody connects.
     let passes = |rule: &Rule| rule.resets != begun || !(rule.to_server.stalled || rule.to_client.stalled);
     if rule.wait_for(passes).await.is_err() {
         return Ok(());
     }
-    let server = TcpStream::connect(server).await?;
+    let server = match TcpStream::connect(server).await {
+        Ok(server) => server,
+        Err(error) => {
+            bell.look().await;
+            return Err(error);
+        }
+    };
     client.set_nodelay(true)?;
     server.set_nodelay(true)?;
-    let (from_client, to_client) = client.into_split();
-    let (from_server, to_server) = server.into_split();
-    tokio::try_join!(
-        pump(from_client, to_server, rule.clone(), begun, |rule| rule.to_server),
-        pump(from_server, to_client, rule, begun, |rule| rule.to_client),
-    )?;
-    Ok(())
+    let (mut from_client, mut to_client) = client.into_split();
+    let (mut from_server, mut to_server) = server.into_split();
+    let forth = async {
+        pump(&mut from_client, &mut to_server, rule.clone(), begun, |rule| rule.to_server).await?;
+        to_server.shutdown().await
+    };
+    let back = async {
+        pump(&mut from_server, &mut to_client, rule.clone(), begun, |rule| rule.to_client).await?;
+        // Clients that lose a connection try again at once, and must find the door shut if the server is gone.
+        bell.look().await;
+        to_client.shutdown().await
+    };
+    let ended = tokio::try_join!(forth, back);
+    if ended.is_err() {
+        bell.look().await;
+    }
+    ended.map(|_| ())
 }
 
-/// Passes on one direction until its end. An error ends both.
+/// Passes on one direction, but for its end. An error ends both.
 async fn pump(
-    mut from: OwnedReadHalf,
-    mut to: OwnedWriteHalf,
+    from: &mut OwnedReadHalf,
+    to: &mut OwnedWriteHalf,
     mut rule: watch::Receiver<Rule>,
     begun: u64,
     flow: fn(&Rule) -> Flow,
@@ -160,11 +192,76 @@ async fn pump(
             return Err(over());
         }
         if read == 0 {
-            return to.shutdown().await;
+            return Ok(());
         }
         let Flow { delay, lost_per_mille, .. } = flow(&now);
         let again = if chance.befalls(lost_per_mille) { RETRANSMISSION } else { Duration::ZERO };
         tokio::time::sleep(delay + again).await;
         to.write_all(&piece[..read]).await?;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::{ErrorKind, Read, Write};
+    use std::net::{TcpListener, TcpStream};
+    use std::time::Instant;
+
+    const PATIENCE: Duration = Duration::from_secs(10);
+
+    /// A server's listener, and what the relay answers whoever connects.
+    fn served() -> (TcpListener, Relay) {
+        let server = TcpListener::bind("127.0.0.1:0").unwrap();
+        let relay = Relay::start("127.0.0.1:0".parse().unwrap(), server.local_addr().unwrap()).unwrap();
+        (server, relay)
+    }
+
+    fn connect(relay: &Relay, server: &TcpListener) -> (TcpStream, TcpStream) {
+        let mut client = TcpStream::connect(relay.address).unwrap();
+        client.write_all(b"x").unwrap();
+        let (mut accepted, _) = server.accept().unwrap();
+        accepted.read_exact(&mut [0]).unwrap();
+        client.set_read_timeout(Some(PATIENCE)).unwrap();
+        (client, accepted)
+    }
+
+    fn refuses(relay: &Relay) -> bool {
+        TcpStream::connect(relay.address).is_err_and(|error| error.kind() == ErrorKind::ConnectionRefused)
+    }
+
+    /// By the time a client learns of the end of its connection, nobody can make another.
+    #[test]
+    fn a_server_that_is_gone_refuses() {
+        for orderly in [true, false] {
+            let (server, relay) = served();
+            let at = server.local_addr().unwrap();
+            let (mut client, accepted) = connect(&relay, &server);
+            if !orderly {
+                // Closed with something unread, it is reset.
+                client.write_all(b"unread").unwrap();
+                let until = Instant::now() + PATIENCE;
+                while accepted.peek(&mut [0; 6]).unwrap() < 6 {
+                    assert!(Instant::now() < until);
+                }
+            }
+            drop((server, accepted));
+            assert!(matches!(client.read(&mut [0]), Ok(0) | Err(_)));
+            assert!(refuses(&relay));
+            let _again = TcpListener::bind(at).unwrap();
+            let until = Instant::now() + PATIENCE;
+            while refuses(&relay) {
+                assert!(Instant::now() < until);
+            }
+        }
+    }
+
+    #[test]
+    fn a_connection_that_ends_is_not_the_end_of_the_server() {
+        let (server, relay) = served();
+        let (mut client, accepted) = connect(&relay, &server);
+        drop(accepted);
+        assert_eq!(client.read(&mut [0]).unwrap(), 0);
+        connect(&relay, &server);
     }
 }
