@@ -28,8 +28,9 @@ const CLUSTER_KINDS: usize = 4;
 /// After healing everything is whole again this soon.
 const WHOLE_WITHIN: Duration = Duration::from_secs(5);
 
-/// And the Java consumers have read everything: they find a new master, or a lost connection, at their own pace.
-const JAVA_WITHIN: Duration = Duration::from_secs(10);
+/// And the Java consumers have read everything, at their own pace: they try a lost connection again every 2 s, which is
+/// what they mostly wait for, and give up a get that is not answered after 3 s.
+const JAVA_WITHIN: Duration = Duration::from_secs(5);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fault {
