@@ -84,6 +84,8 @@ metrics! {
     WRITES: Counter "metaq_store_writes" [] "Writes they were made with";
     SYNCS: Counter "metaq_store_syncs" [] "Syncs of files that went well";
     SYNC_SECONDS: Counter "metaq_store_sync_seconds" [] "Time spent in them";
+    WAL_SYNCS: Counter "metaq_store_wal_syncs" [] "Of these, syncs of the write-ahead log, each for many appends";
+    WAL_FAILED: Gauge "metaq_store_wal_failed" [] "1: the write-ahead log failed, and partitions are synced one by one until a restart";
     FLUSHES: Counter "metaq_store_flushes" ["cause"] "Syncs by what they were made for";
     ROLLS: Counter "metaq_store_rolled_segments" [] "Segments begun because one was full";
     DISK_FULL: Counter "metaq_store_disk_full_appends" [] "Appends refused for want of space";

@@ -42,6 +42,10 @@ pub struct StoreMetrics {
     pub writes: AtomicU64,
     /// Syncs that succeeded.
     pub syncs: AtomicU64,
+    /// Of these, syncs of the write-ahead log, each for a whole round.
+    pub wal_syncs: AtomicU64,
+    /// 1 once the write-ahead log cannot be used any more before the next opening.
+    pub wal_failed: AtomicU64,
     /// Time spent in syncs.
     pub sync_nanos: AtomicU64,
     /// Segments begun because one was full.

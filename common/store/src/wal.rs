@@ -194,13 +194,17 @@ impl Wal {
                 covered.iter().for_each(|(work, _)| current.touch(&work.partition));
                 drop(ring);
                 metrics.count_sync(FlushCause::Commit, started.elapsed());
+                metrics.wal_syncs.fetch_add(1, Ordering::Relaxed);
                 for (work, to) in &covered {
                     work.partition.in_wal(*to);
                 }
                 return left;
             }
             Ok(false) => {}
-            Err(error) => self.fail(&mut ring, &error),
+            Err(error) => {
+                metrics.wal_failed.store(1, Ordering::Relaxed);
+                self.fail(&mut ring, &error);
+            }
         }
         left.extend(covered.into_iter().map(|(work, _)| work));
         left

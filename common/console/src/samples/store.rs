@@ -19,6 +19,8 @@ pub(super) fn sample(store: &Store, samples: &mut Samples) {
     count(&metrics::APPENDED_BYTES, &counted.appended_bytes);
     count(&metrics::WRITES, &counted.writes);
     count(&metrics::SYNCS, &counted.syncs);
+    count(&metrics::WAL_SYNCS, &counted.wal_syncs);
+    count(&metrics::WAL_FAILED, &counted.wal_failed);
     count(&metrics::ROLLS, &counted.rolls);
     count(&metrics::DISK_FULL, &counted.disk_full);
     count(&metrics::RETIRED_SEGMENTS, &counted.retired_segments);
