@@ -9,20 +9,25 @@ use metaq_types::Offset;
 /// Beyond the time-out, on a node that runs.
 const SLACK_MS: Ms = 4 * QUORUM_TICK_MS;
 
+/// What a master that has just begun may refuse before its members have joined.
+const JOIN_MS: Ms = 1_000;
+
 #[derive(Debug, Default)]
 pub(super) struct Waiting {
-    refused_at: Option<Ms>,
+    /// The first and the last of the refusals that follow each other closely.
+    refused: Option<(Ms, Ms)>,
 }
 
 impl Waiting {
     pub(super) fn on_refused(&mut self, now: Ms) {
-        self.refused_at = Some(now);
+        let first = self.refused.filter(|(_, last)| now < last + JOIN_MS).map_or(now, |(first, _)| first);
+        self.refused = Some((first, now));
     }
 
     pub(super) fn on_end(&self, now: Ms) -> Result<(), String> {
-        match self.refused_at.filter(|at| now < at + 1_000) {
+        match self.refused.filter(|(first, last)| now < last + JOIN_MS && now >= first + JOIN_MS) {
             None => Ok(()),
-            Some(at) => Err(format!("a put was refused at {at} ms, although everybody is there")),
+            Some((_, at)) => Err(format!("a put was refused at {at} ms, although everybody is there")),
         }
     }
 }
