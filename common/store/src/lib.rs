@@ -37,6 +37,7 @@ mod scan;
 mod segment;
 mod slice;
 mod store;
+mod sync;
 mod wal;
 mod walk;
 mod window;
