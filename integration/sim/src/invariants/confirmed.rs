@@ -87,7 +87,13 @@ impl Confirmed {
         let Some(log) = disk.logs.get(partition) else { return };
         // The slave may have gone on to another master since it asked.
         let held = end.min(log.end());
-        for message in self.living.iter_mut().filter(|m| m.partition == *partition && m.end <= held) {
+        // Nor does it confirm what it has deleted because it is old, while it reigned itself, or, where a get was forged,
+        // other messages than lie at these places in its own log.
+        let confirms = |message: &Acknowledged| {
+            let Acknowledged { id, start, end, holders, .. } = message;
+            *end <= held && !holders.contains(&slave) && log.contains_id(*start, *end, *id)
+        };
+        for message in self.living.iter_mut().filter(|m| m.partition == *partition && confirms(m)) {
             message.holders.insert(slave);
         }
     }

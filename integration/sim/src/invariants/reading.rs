@@ -19,6 +19,8 @@ struct Read {
     position: Offset,
     /// What lies before was stored while nobody was asked, and could be read at once.
     unasked: Offset,
+    /// What lies before a master has deleted because it is old.
+    retired: Offset,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -41,7 +43,8 @@ impl Reading {
         if end <= read.position {
             return;
         }
-        let from = read.position.max(read.unasked);
+        // A slave shows for a while what its master has deleted: whoever reads it there cannot count on it later.
+        let from = read.position.max(read.unasked).max(read.retired);
         if from < end {
             let new = log.records(from, end).into_iter().filter(|(_, start, _)| *start >= from);
             read.records.extend(new.map(|(id, start, end)| Record { id, start, end, at: now }));
@@ -61,6 +64,7 @@ impl Reading {
     pub(super) fn on_retired(&mut self, partition: &PartitionId, first: Offset) {
         if let Some(read) = self.partitions.get_mut(partition) {
             read.records.retain(|record| record.start >= first);
+            read.retired = read.retired.max(first);
         }
     }
 
@@ -71,7 +75,9 @@ impl Reading {
             let is_there = |r: &Record| log.is_some_and(|log| log.contains_id(r.start, r.end, r.id));
             let lost = read.records.iter().find(|record| !is_there(record)).copied();
             read.records.retain(is_there);
-            read.position = read.position.min(log.map_or(Offset::ZERO, Log::end));
+            let end = log.map_or(Offset::ZERO, Log::end);
+            // Where the new reign is shorter, what it writes there is new.
+            (read.position, read.retired) = (read.position.min(end), read.retired.min(end));
             if let Some(Record { id, start, at, .. }) = lost.filter(|r| !permits.loss && r.at < permits.settled_at)
                 && held.is_ok()
             {
