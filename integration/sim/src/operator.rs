@@ -2,12 +2,13 @@
 //! at what says that it needs a decision. It follows the runbooks: never two masters on purpose, the slave that holds
 //! most first, `--accept-loss` only when nobody who knows the newest reign can take over.
 
+use crate::master::Master;
 use crate::message::Event;
 use crate::net::NODES;
 use crate::node::{Exit, NAMES, Process};
 use crate::queue::Ms;
 use crate::world::World;
-use metaq_link::members::Absence;
+use metaq_link::members::{Absence, Member};
 
 const LOOK_MS: Ms = 250;
 
@@ -83,13 +84,15 @@ impl World {
         }
     }
 
-    /// A newcomer has to wait for members that know of each other and do not come back: the next reign begins with
-    /// whoever is there.
+    /// A newcomer has to wait for members that know of each other and do not come back, and so has a new number of members
+    /// for a disk that knows the old one and was replaced: the next reign begins with whoever is there.
     fn let_newcomers_count(&mut self) {
         let at = self.base + self.passed();
         let waits = |leader: &usize| {
-            let slaves = self.nodes[*leader].master().map(|master| master.quorums.slaves(at)).unwrap_or_default();
-            slaves.iter().any(|(_, state)| state.absence == Absence::Unknown)
+            let Some(Master { quorums, .. }) = self.nodes[*leader].master() else { return false };
+            let is_gone = |member: &Member| self.nodes.iter().all(|host| host.disk.name != member.node);
+            quorums.slaves(at).iter().any(|(_, state)| state.absence == Absence::Unknown)
+                || quorums.roll().misled().iter().any(is_gone)
         };
         let Some(leader) = self.leader().filter(waits) else {
             self.operator.short_since = None;
