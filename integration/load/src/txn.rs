@@ -1,15 +1,19 @@
-//! Local transactions as fast as the answers come: begin, messages one after the other, commit; a thread a connection.
+//! Local transactions as fast as the answers come: begin, messages one after the other, commit. One thread drives all
+//! connections: a thread for each was measured to cost more than the broker, which had to wake one for every answer.
 
-use crate::measure::{Clock, Latencies, LatencySummary, Phases, nanoseconds};
-use anyhow::{Context, Result, bail};
+use crate::frame::Kind;
+use crate::lane::Lane;
+use crate::measure::{Clock, Latencies, LatencySummary, Phases};
+use anyhow::{Context, Result, bail, ensure};
+use rustix::event::{Timespec, epoll};
 use serde::Serialize;
-use std::fmt::Write as _;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// An answer that takes longer ends the run.
 const ANSWER_WAIT: Duration = Duration::from_secs(30);
+const ANSWER_WAIT_LONG: Timespec = Timespec { tv_sec: ANSWER_WAIT.as_secs() as i64, tv_nsec: 0 };
 
 #[derive(Debug, Clone)]
 pub(crate) struct TxnPlan {
@@ -40,28 +44,23 @@ pub(crate) struct TxnOutcome {
     pub(crate) bar_met: Option<bool>,
 }
 
-/// What one connection has done.
-struct Tally {
-    latencies: Latencies,
-    /// Measured or not.
-    commits: u64,
+/// A connection in the middle of a transaction.
+struct Client {
+    lane: Lane,
+    session: String,
+    /// Of the transaction, counted on this connection.
+    number: u32,
+    /// Requests of this transaction that are answered: begin, the messages, commit.
+    answered: u32,
+    /// When the commit was sent.
+    asked_ns: u64,
 }
 
 pub(crate) fn run(plan: &TxnPlan) -> Result<TxnOutcome> {
     let clock = Clock::start();
     let syncs_before = journal_syncs(plan.broker)?;
     let phases = Phases::new(clock, plan.warmup, plan.measured);
-    let tallies: Vec<Result<Tally>> = std::thread::scope(|scope| {
-        let workers: Vec<_> =
-            (0..plan.connections).map(|number| scope.spawn(move || drive(plan, number, clock, phases))).collect();
-        workers.into_iter().map(|worker| worker.join().expect("a client thread never panics")).collect()
-    });
-    let (mut latencies, mut commits) = (Latencies::new(), 0);
-    for tally in tallies {
-        let tally = tally?;
-        latencies.add(&tally.latencies);
-        commits += tally.commits;
-    }
+    let (latencies, commits) = drive(plan, clock, phases)?;
     let syncs = syncs_before.zip(journal_syncs(plan.broker)?).map(|(before, after)| after.saturating_sub(before));
     let journal_syncs_per_commit = syncs.filter(|_| commits > 0).map(|syncs| syncs as f64 / commits as f64);
     let (commit, seconds) = (latencies.summary(), phases.seconds());
@@ -92,30 +91,85 @@ fn journal_syncs(broker: SocketAddr) -> Result<Option<u64>> {
     Ok(text.lines().find_map(|line| line.strip_prefix("journal_syncs ")?.trim().parse().ok()))
 }
 
-fn drive(plan: &TxnPlan, connection: u32, clock: Clock, phases: Phases) -> Result<Tally> {
-    let mut stream = connect(plan.broker)?;
+/// Runs every connection to the end of its last transaction; latencies of the measured commits, and how many there were.
+fn drive(plan: &TxnPlan, clock: Clock, phases: Phases) -> Result<(Latencies, u64)> {
     let body = vec![b'x'; plan.body_bytes];
-    let mut latencies = Latencies::new();
-    let mut request = String::new();
-    let mut number = 0u32;
-    while clock.now_ns() < phases.to_ns {
-        number += 1;
-        let session = format!("load-{connection}");
-        let key = format!("TX:{session}:{number}");
-        ask(&mut stream, format!("transaction {key} {session} BEGIN 1\r\n").as_bytes(), &[])?;
-        for message in 0..plan.messages {
-            request.clear();
-            let partition = message % plan.partitions;
-            write!(request, "put {} {partition} {} 0 -1 {key} 1\r\n", plan.topic, body.len())?;
-            ask(&mut stream, request.as_bytes(), &body)?;
-        }
-        let asked = Instant::now();
-        ask(&mut stream, format!("transaction {key} {session} COMMIT_ONE_PHASE 1\r\n").as_bytes(), &[])?;
-        if phases.measured(clock.now_ns()) {
-            latencies.record(nanoseconds(asked.elapsed()));
+    let poller = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+    let mut clients = Vec::new();
+    for number in 0..plan.connections {
+        let lane = Lane::connect(plan.broker, 1, plan.body_bytes + 256)?;
+        lane.stream().set_nonblocking(true)?;
+        epoll::add(&poller, lane.stream(), epoll::EventData::new_u64(number.into()), epoll::EventFlags::IN)?;
+        let mut client = Client { lane, session: format!("load-{number}"), number: 1, answered: 0, asked_ns: 0 };
+        client.ask(plan, &body, clock)?;
+        clients.push(client);
+    }
+    let (mut latencies, mut commits, mut running) = (Latencies::new(), 0, clients.len());
+    let mut events = Vec::with_capacity(clients.len());
+    while running > 0 {
+        events.clear();
+        epoll::wait(&poller, rustix::buffer::spare_capacity(&mut events), Some(&ANSWER_WAIT_LONG))?;
+        ensure!(!events.is_empty(), "no answer within {} s", ANSWER_WAIT.as_secs());
+        for event in &events {
+            let client = &mut clients[event.data.u64() as usize];
+            if !client.take_answer()? {
+                continue;
+            }
+            let now_ns = clock.now_ns();
+            if client.answered == plan.messages + 2 {
+                commits += 1;
+                if phases.measured(now_ns) {
+                    latencies.record(now_ns - client.asked_ns);
+                }
+                if now_ns >= phases.to_ns {
+                    running -= 1;
+                    continue;
+                }
+                (client.number, client.answered) = (client.number + 1, 0);
+            }
+            client.ask(plan, &body, clock)?;
         }
     }
-    Ok(Tally { latencies, commits: number.into() })
+    Ok((latencies, commits))
+}
+
+impl Client {
+    /// Sends the next request of the transaction.
+    fn ask(&mut self, plan: &TxnPlan, body: &[u8], clock: Clock) -> Result<()> {
+        let (session, number, out) = (&self.session, self.number, &mut self.lane.out);
+        if self.answered == 0 {
+            write!(out, "transaction TX:{session}:{number} {session} BEGIN 1\r\n")?;
+        } else if self.answered <= plan.messages {
+            let (topic, partition) = (&plan.topic, (self.answered - 1) % plan.partitions);
+            write!(out, "put {topic} {partition} {} 0 -1 TX:{session}:{number} 1\r\n", body.len())?;
+            out.extend_from_slice(body);
+        } else {
+            write!(out, "transaction TX:{session}:{number} {session} COMMIT_ONE_PHASE 1\r\n")?;
+            self.asked_ns = clock.now_ns();
+        }
+        // One request at a time fits into any socket's buffer.
+        ensure!(self.lane.flush()?, "the broker does not read a request of {} bytes", body.len());
+        Ok(())
+    }
+
+    /// Whether the answer has come whole; anything but a success ends the run.
+    fn take_answer(&mut self) -> Result<bool> {
+        let mut answer = None;
+        self.lane.receive(|_, head, body| {
+            answer = Some(match head.kind {
+                Kind::Result { code: 200 } => Ok(()),
+                _ => Err(format!("{:?}: {}", head.kind, String::from_utf8_lossy(body))),
+            });
+        })?;
+        match answer {
+            None => Ok(false),
+            Some(Err(refusal)) => bail!("answered {refusal}"),
+            Some(Ok(())) => {
+                self.answered += 1;
+                Ok(true)
+            }
+        }
+    }
 }
 
 /// Sends a request and reads its answer, which has to be a success; its text.
