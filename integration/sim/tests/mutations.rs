@@ -10,7 +10,7 @@ const SEEDS: u64 = 500;
 fn seeds(mutation: Mutation) -> Range<u64> {
     let first = match mutation {
         Mutation::NoSeat => 1_200,
-        Mutation::ForgetAbsentPartitions => 5_700,
+        Mutation::ForgetAbsentPartitions => 8_700,
         _ => 0,
     };
     first..first + SEEDS
@@ -36,6 +36,7 @@ fn the_violation_names_what_the_rule_protects() {
         (Mutation::NoVerdict, "a confirmed message is lost"),
         (Mutation::AckBeforeSync, "a confirmed message is lost"),
         (Mutation::NoCut, "a slave is not its master's prefix"),
+        (Mutation::ForgetAbsentPartitions, "a slave is not its master's prefix"),
         (Mutation::TrustReignsAlone, "a confirmed message is cut"),
         (Mutation::ConfirmBeforeSync, "a slave confirms what it does not hold"),
         (Mutation::AckUnconfirmed, "no quorum holds what is acknowledged"),
