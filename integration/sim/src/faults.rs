@@ -156,8 +156,9 @@ impl World {
         self.trace.note(now, || format!("{} loses power", NAMES[node]));
         self.end_process(node);
         for (partition, log) in &mut self.nodes[node].disk.logs {
+            let before = log.end();
             log.lose_unsynced(&mut self.rng);
-            self.checks.on_power_loss(self.now, node, partition, log.end());
+            self.checks.on_power_loss(self.now, node, partition, (log.end(), before));
         }
     }
 

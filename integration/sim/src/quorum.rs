@@ -2,7 +2,7 @@
 
 use crate::log::Log;
 use crate::master::{Master, slave_id};
-use crate::message::{Event, Timer};
+use crate::message::Timer;
 use crate::mutation::Mutation;
 use crate::net::Place;
 use crate::node::{NAMES, Node, Process, level};
@@ -324,7 +324,8 @@ impl World {
 
     /// A get that no slave sent, or that was meant for another log: beyond the end.
     pub(crate) fn forge_get(&mut self, node: usize) {
-        let Some(master) = self.nodes[node].master() else { return };
+        // What is due to a process that is stopped comes later, when its log may reach as far.
+        let Some(master) = self.nodes[node].master().filter(|_| !self.is_paused(node)) else { return };
         let sessions: Vec<(u64, usize)> = master.greeted.iter().map(|(session, slave)| (*session, *slave)).collect();
         let partitions: Vec<(PartitionId, Offset)> =
             self.nodes[node].disk.logs.iter().map(|(id, log)| (id.clone(), log.end())).collect();
@@ -338,8 +339,8 @@ impl World {
         self.trace.note(now, || format!("{} is asked for {partition} from {offset} on", NAMES[node]));
         let tag = self.number();
         let message = crate::message::Message::Get { session, partition, offset, bytes_max: 1, wait: None, tag };
-        let (from, to) = (crate::net::Place::Node(slave), crate::net::Place::Node(node));
-        self.queue.push(now, Event::Deliver { from, to, message });
+        // At once: a put that comes before it might make it true.
+        self.on_question(node, slave, message);
     }
 }
 

@@ -197,17 +197,24 @@ impl Checks {
         self.check("a confirmed message is cut", kept);
     }
 
-    pub(crate) fn on_power_loss(&mut self, now: Ms, node: usize, partition: &PartitionId, end: Offset) {
+    /// What a log held up to `before` it now holds up to `end`.
+    pub(crate) fn on_power_loss(
+        &mut self,
+        now: Ms,
+        node: usize,
+        partition: &PartitionId,
+        (end, before): (Offset, Offset),
+    ) {
         self.confirmed.on_power_loss(node, partition, end);
         self.quorum.on_power_loss(now, node, partition, end);
-        self.reading.on_loss(partition, end, false);
+        self.reading.on_loss(partition, (end, before), false);
     }
 
     pub(crate) fn on_replaced(&mut self, now: Ms, node: usize, disk: &Disk) {
         self.confirmed.on_replaced(node);
         self.quorum.on_replaced(now, node);
-        for partition in disk.logs.keys() {
-            self.reading.on_loss(partition, Offset::ZERO, true);
+        for (partition, log) in &disk.logs {
+            self.reading.on_loss(partition, (Offset::ZERO, log.end()), true);
         }
     }
 

@@ -21,6 +21,8 @@ struct Read {
     unasked: Offset,
     /// What lies before a master has deleted because it is old.
     retired: Offset,
+    /// What members had confirmed and have lost since, in this reign: it may be read only now.
+    lost: Vec<(Offset, Offset)>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -46,18 +48,24 @@ impl Reading {
         // A slave shows for a while what its master has deleted: whoever reads it there cannot count on it later.
         let from = read.position.max(read.unasked).max(read.retired);
         if from < end {
-            let new = log.records(from, end).into_iter().filter(|(_, start, _)| *start >= from);
+            let is_lost = |(from, to): &(Offset, Offset), start, end| *from < end && start < *to;
+            let new = log
+                .records(from, end)
+                .into_iter()
+                .filter(|(_, start, end)| *start >= from && !read.lost.iter().any(|lost| is_lost(lost, *start, *end)));
             read.records.extend(new.map(|(id, start, end)| Record { id, start, end, at: now }));
         }
         read.position = end;
     }
 
     /// What was not synced where nobody asks for that, and what a disk held that is gone.
-    pub(super) fn on_loss(&mut self, partition: &PartitionId, kept: Offset, replaced: bool) {
-        if (replaced || level(partition) == Level::Os)
-            && let Some(read) = self.partitions.get_mut(partition)
-        {
+    pub(super) fn on_loss(&mut self, partition: &PartitionId, (kept, before): (Offset, Offset), replaced: bool) {
+        if replaced || level(partition) == Level::Os {
+            let read = self.partitions.entry(partition.clone()).or_default();
             read.records.retain(|record| record.end <= kept);
+            if kept < before {
+                read.lost.push((kept, before));
+            }
         }
     }
 
@@ -78,6 +86,7 @@ impl Reading {
             let end = log.map_or(Offset::ZERO, Log::end);
             // Where the new reign is shorter, what it writes there is new.
             (read.position, read.retired) = (read.position.min(end), read.retired.min(end));
+            read.lost.clear();
             if let Some(Record { id, start, at, .. }) = lost.filter(|r| !permits.loss && r.at < permits.settled_at)
                 && held.is_ok()
             {
