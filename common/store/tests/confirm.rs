@@ -14,6 +14,8 @@ fn outcome(outcomes: &Outcomes, ticket: u64) -> Option<bool> {
 
 /// With group commit the committer writes and syncs; at os level a sync has to be asked for.
 fn wait_written_and_durable(partition: &Arc<Partition>, end: Offset) {
+    // A committer that still held the writer writes what was appended meanwhile, a moment later.
+    wait_written(partition, end);
     partition.request_sync();
     wait_durable(partition, end);
 }

@@ -176,6 +176,15 @@ pub(crate) fn bodies(messages: &[Message]) -> Vec<Vec<u8>> {
     messages.iter().map(|message| message.body.clone()).collect()
 }
 
+/// Waits until everything before `end` is written.
+pub(crate) fn wait_written(partition: &Partition, end: Offset) {
+    let until = Instant::now() + DEADLINE;
+    while partition.positions().written < end {
+        assert!(Instant::now() < until, "not written up to {end} within the deadline");
+        std::thread::yield_now();
+    }
+}
+
 /// Waits until everything before `end` is durable.
 pub(crate) fn wait_durable(partition: &Partition, end: Offset) {
     let until = Instant::now() + DEADLINE;
