@@ -111,7 +111,7 @@ impl Store {
         let ended = ended::update(&*disk, &system.ours("ended"), &locked, clean.as_ref())?;
         clean::remove(&*disk, &clean_mark).map_err(OpenError::io("remove", &clean_mark))?;
         let wal = match options.wal {
-            Some(wal) => Some(open_wal(&disk, &locked, wal, clean.is_none())?),
+            Some(wal) => Some(open_wal(&disk, &locked, wal)?),
             None => None,
         };
         let shared = Arc::new(Shared {
@@ -364,7 +364,9 @@ impl Store {
                 Err(fault) => faults.push(format!("{}: {fault}", partition.id)),
             }
         }
-        if let Some(wal) = &self.shared.wal
+        // Where a partition's file could not be synced the log may hold what that lacks: the next opening replays it.
+        if faults.is_empty()
+            && let Some(wal) = &self.shared.wal
             && let Err(error) = wal.close()
         {
             faults.push(format!("cannot clear the write-ahead log: {error}"));
@@ -428,10 +430,10 @@ fn open_files_max() -> usize {
 }
 
 /// Gives the partitions back what a crash took of their files, before anything looks at them.
-fn open_wal(disk: &Arc<dyn Disk>, locked: &[Root], options: WalOptions, crashed: bool) -> Result<Wal, OpenError> {
+fn open_wal(disk: &Arc<dyn Disk>, locked: &[Root], options: WalOptions) -> Result<Wal, OpenError> {
     let directory = locked[0].ours("wal");
     let roots: Vec<_> = locked.iter().map(|root| root.path.clone()).collect();
-    let replayed = replay(&**disk, &directory, &roots, options.file_bytes, crashed)?;
+    let replayed = replay(&**disk, &directory, &roots, options.file_bytes)?;
     for (partition, bytes) in &replayed.restored {
         tracing::info!(%partition, bytes, "restored from the write-ahead log");
     }

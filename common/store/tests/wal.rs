@@ -10,6 +10,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Instant;
 use support::power::PowerDisk;
 use support::*;
@@ -158,6 +159,33 @@ fn where_the_log_cannot_be_written_the_files_are_synced() {
     assert_eq!(other.positions().durable, other.positions().written);
     put(&partition, b"and on").unwrap();
     store.close().unwrap();
+}
+
+/// Answered through the log, and then the partition's own file cannot be synced, not even at the stop.
+#[test]
+fn what_only_the_log_holds_outlives_a_stop() {
+    let setup = Setup::new(0, 1 << 20);
+    let options = |disk| StoreOptions { disk, wal: Some(WalOptions { files: 2, ..WAL }), ..setup.options() };
+    let disk = Arc::new(faulty::FaultyDisk::default());
+    let until = Instant::now() + DEADLINE;
+    // The first time makes the log's files, so that the second time only the partition is left to sync.
+    for fails in [false, true] {
+        let store = Store::open(options(disk.clone())).unwrap();
+        let partition = setup.partition(&store, "test-0");
+        while store.metrics().wal_syncs.load(Ordering::Relaxed) == 0 || !wal_file(&setup, 1).exists() {
+            put(&partition, b"until the log begins").unwrap();
+            assert!(Instant::now() < until, "the log does not begin");
+        }
+        put(&partition, b"in the log alone").unwrap();
+        if fails {
+            disk.add(faulty::Fault::SyncError);
+        }
+        assert_eq!(store.close().is_err(), fails);
+    }
+    disk.power_failure(&setup.path());
+    let store = setup.open();
+    let held = bodies(&read_from(&store.get("test", 0).unwrap(), 0, 1 << 20));
+    assert_eq!(held.iter().filter(|body| *body == b"in the log alone").count(), 2);
 }
 
 struct Run {

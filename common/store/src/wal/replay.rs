@@ -34,14 +34,13 @@ struct Range<'a> {
 
 type Ranges<'a> = BTreeMap<(PartitionId, u64), Vec<Range<'a>>>;
 
-/// Puts the log's ranges into the partitions' files, makes these durable, and clears the log. With `wanted` false, after
-/// an orderly stop, it is only cleared: others may have written to the partitions since.
+/// Puts the log's ranges into the partitions' files, makes these durable, and clears the log. An orderly
+/// stop has cleared it already, unless a partition could not be synced then.
 pub(crate) fn replay(
     disk: &dyn Disk,
     directory: &Path,
     roots: &[Arc<Path>],
     file_bytes: u64,
-    wanted: bool,
 ) -> Result<Replayed, OpenError> {
     let places = places(directory).map_err(OpenError::io("read", directory))?;
     let mut files = Vec::new();
@@ -61,11 +60,9 @@ pub(crate) fn replay(
     uses.sort_by_key(|(this, _)| *this);
     let sequence = uses.last().map_or(0, |(this, _)| this.sequence);
     let mut restored = BTreeMap::new();
-    if wanted {
-        for ((partition, segment), ranges) in collect(&uses) {
-            let bytes = restore(disk, roots, &partition, segment, &ranges)?;
-            *restored.entry(partition).or_default() += bytes;
-        }
+    for ((partition, segment), ranges) in collect(&uses) {
+        let bytes = restore(disk, roots, &partition, segment, &ranges)?;
+        *restored.entry(partition).or_default() += bytes;
     }
     restored.retain(|_, bytes| *bytes > 0);
     for (path, _, file) in &files {
