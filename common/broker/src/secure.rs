@@ -34,7 +34,8 @@ impl Node {
 
     /// Serves nodes of the cluster over QUIC on the UDP side of `addr`, which is answered.
     pub fn serve_quic(&self, addr: SocketAddr, identity: Arc<Identity>) -> io::Result<SocketAddr> {
-        let listener = Listener::bind(addr, Arc::clone(&identity), Arc::clone(self.refusals()))?;
+        let node = self.shared().store.node_id();
+        let listener = Listener::bind(addr, identity, node, Arc::clone(self.refusals()))?;
         let addr = listener.local_addr()?;
         self.tasks().spawn(accept_quic(listener, self.door()));
         Ok(addr)

@@ -1,3 +1,4 @@
+use crate::resets;
 use crate::tls;
 use crate::x509::{Facts, cluster_id, facts};
 use arc_swap::ArcSwap;
@@ -61,6 +62,8 @@ pub struct Certificates {
     /// Ids of every authority trusted.
     trusted: Vec<String>,
     pub(crate) configs: tls::Configs,
+    /// Follows from the private key.
+    pub(crate) secret: resets::Secret,
 }
 
 /// A node's certificates, replaced whole while connections go on: whoever begins a handshake takes the current ones.
@@ -111,6 +114,7 @@ impl Certificates {
             trusted.push(crate::cluster_id(authority).map_err(|reason| unusable(&files.authorities, reason))?);
         }
         let roots = Arc::new(roots_of(&authorities, &files.authorities)?);
+        let secret = resets::Secret::of(&key);
         let signing = tls::provider().key_provider.load_private_key(key).map_err(|error| CertError::Unusable {
             path: shown(&files.key),
             what: "private key",
@@ -122,7 +126,7 @@ impl Certificates {
             .map_err(|_| CertError::OtherKey { key: shown(&files.key), certificate: shown(&files.certificate) })?;
         let configs = tls::Configs::new(Arc::new(certified), &roots)
             .map_err(|error| unusable(&files.certificate, error.to_string()))?;
-        Ok(Certificates { facts, cluster_id, trusted, configs })
+        Ok(Certificates { facts, cluster_id, trusted, configs, secret })
     }
 
     /// Days left when they are few enough to be worth a warning.

@@ -12,6 +12,7 @@ pub mod certs;
 mod datagrams;
 pub mod quic;
 pub mod refusals;
+mod resets;
 pub mod tcp;
 pub mod tls;
 mod x509;

@@ -21,6 +21,12 @@ pub const STREAMS_BEFORE_GREETING: u32 = 8;
 /// A peer that is silent for this long is gone. Links speak once a second.
 const IDLE_MAX: Duration = Duration::from_secs(10);
 const KEEP_ALIVE: Duration = Duration::from_secs(3);
+/// Whoever has connected speaks more often: a node that has started again can tell only who speaks to it.
+const CONNECTED_KEEP_ALIVE: Duration = Duration::from_millis(500);
+
+/// A round trip is taken for this long before one was measured: the first packet is repeated after three of them. Short,
+/// as it is mostly lost because the node is about to start; to repeat it on a slow way costs a packet.
+const FIRST_ROUND_TRIP: Duration = Duration::from_millis(50);
 
 /// Handshakes at a time before newcomers have to show first that they receive at their address.
 const HANDSHAKES_TRUSTED: usize = 32;
@@ -52,9 +58,16 @@ pub struct Listener {
 }
 
 impl Listener {
-    /// Binds the UDP side of `addr`. Must be called within a tokio runtime.
-    pub fn bind(addr: SocketAddr, identity: Arc<Identity>, refusals: Arc<Refusals>) -> io::Result<Listener> {
-        let endpoint = endpoint(addr, Some(server_config(&identity)), Some(Arc::clone(&refusals)))?;
+    /// Binds the UDP side of `addr`. Must be called within a tokio runtime. `node`: a name that no other node of the
+    /// cluster has, by which this one, killed and started again with the same private key, ends its old connections.
+    pub fn bind(
+        addr: SocketAddr,
+        identity: Arc<Identity>,
+        node: &str,
+        refusals: Arc<Refusals>,
+    ) -> io::Result<Listener> {
+        let config = identity.current().secret.endpoint_config(node);
+        let endpoint = endpoint(addr, config, Some(server_config(&identity)), Some(Arc::clone(&refusals)))?;
         Ok(Listener { endpoint, identity, refusals, handshakes: Arc::default() })
     }
 
@@ -159,7 +172,7 @@ async fn try_connect(identity: &Identity, address: &str) -> Result<Connection, S
     for peer in found {
         // An endpoint of its own family, which lives as long as the connection does.
         let any = if peer.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
-        let endpoint = endpoint(SocketAddr::new(any, 0), None, None)
+        let endpoint = endpoint(SocketAddr::new(any, 0), EndpointConfig::default(), None, None)
             .map_err(|error| format!("cannot open a UDP socket: {error}"))?;
         let connecting =
             endpoint.connect_with(client_config(identity), peer, host).map_err(|error| error.to_string())?;
@@ -184,6 +197,7 @@ pub fn explain(error: &ConnectionError) -> String {
         ConnectionError::ApplicationClosed(close) => {
             format!("it closed the connection: {}", String::from_utf8_lossy(&close.reason))
         }
+        ConnectionError::Reset => "the node has started again and knows nothing of the connection".to_owned(),
         other => other.to_string(),
     }
 }
@@ -234,11 +248,15 @@ fn reason_of(error: &ConnectionError) -> Reason {
 /// Must be called within a tokio runtime.
 fn endpoint(
     addr: SocketAddr,
+    mut config: EndpointConfig,
     server: Option<quinn::ServerConfig>,
     refusals: Option<Arc<Refusals>>,
 ) -> io::Result<Endpoint> {
     let socket = Datagrams::new(TokioRuntime.wrap_udp_socket(bind(addr)?)?, MTU_MAX, refusals);
-    Endpoint::new_with_abstract_socket(endpoint_config(), server, Arc::new(socket), Arc::new(TokioRuntime))
+    // So that a datagram without the fixed bit is no packet of ours.
+    config.grease_quic_bit(false);
+    config.max_udp_payload_size(MTU_MAX).expect("the size is one that QUIC allows");
+    Endpoint::new_with_abstract_socket(config, server, Arc::new(socket), Arc::new(TokioRuntime))
 }
 
 fn bind(addr: SocketAddr) -> io::Result<std::net::UdpSocket> {
@@ -251,14 +269,6 @@ fn bind(addr: SocketAddr) -> io::Result<std::net::UdpSocket> {
     socket.set_send_buffer_size(SOCKET_BUFFER_BYTES)?;
     socket.bind(&addr.into())?;
     Ok(socket.into())
-}
-
-fn endpoint_config() -> EndpointConfig {
-    let mut config = EndpointConfig::default();
-    // So that a datagram without the fixed bit is no packet of ours.
-    config.grease_quic_bit(false);
-    config.max_udp_payload_size(MTU_MAX).expect("the size is one that QUIC allows");
-    config
 }
 
 fn server_config(identity: &Identity) -> quinn::ServerConfig {
@@ -278,6 +288,8 @@ fn client_config(identity: &Identity) -> quinn::ClientConfig {
     let mut config = quinn::ClientConfig::new(crypto);
     let mut transport = transport_config();
     transport
+        .keep_alive_interval(Some(CONNECTED_KEEP_ALIVE))
+        .initial_rtt(FIRST_ROUND_TRIP)
         .max_concurrent_bidi_streams(0u32.into())
         .stream_receive_window(SLAVE_STREAM_WINDOW_BYTES.into())
         .receive_window(SLAVE_WINDOW_BYTES.into());

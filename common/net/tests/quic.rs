@@ -5,12 +5,15 @@
 use metaq_net::certs::{CertError, CertFiles, Identity};
 use metaq_net::quic::{self, Connection, Listener};
 use metaq_net::refusals::{Reason, Refusals};
+use quinn::ConnectionError;
 use rcgen::{CertificateParams, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 use tempfile::TempDir;
 use time::OffsetDateTime;
+use tokio::net::UdpSocket;
+use tokio::sync::watch;
 
 struct Authority {
     dir: TempDir,
@@ -127,7 +130,12 @@ fn an_end_that_comes_near_is_seen() {
 /// A listener that echoes what the first stream of each connection says.
 fn echo(identity: &Arc<Identity>) -> (String, Arc<Refusals>) {
     let refusals = Arc::<Refusals>::default();
-    let listener = Listener::bind("127.0.0.1:0".parse().unwrap(), Arc::clone(identity), Arc::clone(&refusals)).unwrap();
+    (serve(identity, &refusals), refusals)
+}
+
+fn serve(identity: &Arc<Identity>, refusals: &Arc<Refusals>) -> String {
+    let (any, identity) = ("127.0.0.1:0".parse().unwrap(), Arc::clone(identity));
+    let listener = Listener::bind(any, identity, "the node", Arc::clone(refusals)).unwrap();
     let address = listener.local_addr().unwrap().to_string();
     tokio::spawn(async move {
         while let Some(incoming) = listener.accept().await {
@@ -141,7 +149,7 @@ fn echo(identity: &Arc<Identity>) -> (String, Arc<Refusals>) {
             });
         }
     });
-    (address, refusals)
+    address
 }
 
 async fn connect(identity: &Identity, address: &str) -> Result<Connection, String> {
@@ -250,4 +258,77 @@ async fn what_is_no_quic_is_counted() {
     counted(&refusals, Reason::Garbage).await;
     let connection = connect(&authority.node("slave"), &address).await.unwrap();
     assert_eq!(say(&connection, b"hello").await.unwrap(), b"hello");
+}
+
+/// A node of which nothing is left but its address, as after a kill -9: datagrams go to whoever has it now.
+struct Address {
+    front: Arc<UdpSocket>,
+    node: watch::Sender<String>,
+}
+
+impl Address {
+    async fn of(node: &str) -> Address {
+        let front = Arc::new(UdpSocket::bind("127.0.0.1:0").await.unwrap());
+        let (node, mut now) = watch::channel(node.to_owned());
+        let from_clients = Arc::clone(&front);
+        tokio::spawn(async move {
+            let (mut client, mut datagram, mut answer) = (None, vec![0; 65_535], vec![0; 65_535]);
+            loop {
+                let back = UdpSocket::bind("127.0.0.1:0").await.unwrap();
+                let node = now.borrow_and_update().clone();
+                back.connect(node).await.unwrap();
+                loop {
+                    tokio::select! {
+                        received = from_clients.recv_from(&mut datagram) => {
+                            let (length, from) = received.unwrap();
+                            client = Some(from);
+                            back.send(&datagram[..length]).await.unwrap();
+                        }
+                        length = back.recv(&mut answer) => {
+                            from_clients.send_to(&answer[..length.unwrap()], client.unwrap()).await.unwrap();
+                        }
+                        changed = now.changed() => {
+                            if changed.is_err() { return }
+                            break;
+                        }
+                    }
+                }
+            }
+        });
+        Address { front, node }
+    }
+
+    fn moves_to(&self, node: &str) {
+        self.node.send_replace(node.to_owned());
+    }
+
+    fn shown(&self) -> String {
+        self.front.local_addr().unwrap().to_string()
+    }
+}
+
+/// The successor of a process says to the peers of that process that their connections are over: they do not wait until
+/// these have been idle for too long.
+#[tokio::test]
+async fn a_node_that_has_started_again_ends_the_connections_from_before() {
+    let authority = Authority::new();
+    let (files, slave) = (authority.issue("master", "127.0.0.1", |_| {}), authority.node("slave"));
+    let start = || serve(&Arc::new(Identity::load(files.clone()).unwrap()), &Arc::default());
+    let before = start();
+    let mut peers = Vec::new();
+    for _ in 0..3 {
+        let address = Address::of(&before).await;
+        let connection = connect(&slave, &address.shown()).await.unwrap();
+        assert_eq!(say(&connection, b"hello").await.unwrap(), b"hello");
+        peers.push((address, connection));
+    }
+    let after = start();
+    peers.iter().for_each(|(address, _)| address.moves_to(&after));
+    for (address, connection) in peers {
+        let ended = connection.closed().await;
+        assert!(matches!(ended, ConnectionError::Reset), "{ended:?}");
+        assert_eq!(quic::explain(&ended), "the node has started again and knows nothing of the connection");
+        let connection = connect(&slave, &address.shown()).await.unwrap();
+        assert_eq!(say(&connection, b"hello").await.unwrap(), b"hello");
+    }
 }

@@ -112,6 +112,33 @@ fn a_slave_follows_over_quic_and_both_come_back() -> Result<()> {
     assert_same(&master_site.data(), &slave_site.data())
 }
 
+/// Over QUIC nothing tells a slave that its master was killed. The one that is started again does: its slaves do not wait
+/// until their connections have been silent for too long (issue 4: nobody is stuck five seconds after healing).
+#[test]
+fn a_master_that_was_killed_and_started_again_tells_its_slaves_so() -> Result<()> {
+    let authority = Authority::new("orders")?;
+    let mut master_site = site(Some(&authority.issue("master")?))?;
+    let slave_sites = [site(Some(&authority.issue("one")?))?, site(Some(&authority.issue("two")?))?];
+    master_site.set("replicationTransport", "quic").set("serverPort", &free_port()?);
+    let master = master_site.start_master(&[])?;
+    let mut slaves = Vec::new();
+    for (id, site) in slave_sites.iter().enumerate() {
+        let mut slave = start_slave(site, id as u32, &master)?;
+        slave.wait_for_line("following the master")?;
+        slaves.push(slave);
+    }
+    put_many(&master, 100)?;
+    master.kill()?;
+    let master = master_site.start_master(&[])?;
+    put_many(&master, 100)?;
+    for slave in &mut slaves {
+        let line = slave.wait_for_line("not following the master")?;
+        assert!(line.contains("the node has started again"), "what it left the old connection for: {line}");
+        wait_level(&master, slave, "test", 3)?;
+    }
+    Ok(())
+}
+
 #[test]
 fn without_certificates_a_slave_follows_over_tcp() -> Result<()> {
     let authority = Authority::new("orders")?;
