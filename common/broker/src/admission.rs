@@ -17,6 +17,7 @@ pub(crate) struct Admission {
 pub(crate) struct Admitted(Arc<Admission>);
 
 impl Admission {
+    /// A place for one more connection, if there is one.
     pub(crate) fn connection(self: &Arc<Self>) -> Option<Admitted> {
         if self.connections.fetch_add(1, Ordering::Relaxed) < CONNECTIONS_MAX {
             return Some(Admitted(Arc::clone(self)));

@@ -15,6 +15,7 @@
 mod admission;
 mod answer;
 mod dispatch;
+mod full;
 mod gate;
 mod handlers;
 mod lag;

@@ -1,8 +1,9 @@
 //! A node: assembly, what its parts share, and the order in which it ends. Start reading here.
 
-use crate::admission::Admission;
+use crate::admission::{Admission, Admitted};
 use crate::answer::{Answer, failed};
 use crate::dispatch::Peer;
+use crate::full;
 use crate::gate::Gate;
 use crate::lag;
 use crate::metrics::Counters;
@@ -17,18 +18,17 @@ use crate::transactions::Transactions;
 use crate::transport::{Buffers, Transport};
 use crate::view;
 use crate::watched::NodeView;
-use bytes::BytesMut;
 use metaq_config::{AckRules, BrokerConfig, DeleteAction, FlushTxLog, Live, Topic};
 use metaq_link::driver::StatusSource;
 use metaq_link::lag::LogEnd;
 use metaq_link::replicas::{ReplicaLine, Replicas};
 use metaq_net::certs::Identity;
-use metaq_net::refusals::Refusals;
+use metaq_net::refusals::{Reason, Refusals};
 use metaq_store::{Disposal, Flush, Partition, PartitionRules, Retention, Store};
 use metaq_txn::Coordinator;
 use metaq_types::limits::{
-    CONNECTION_IDLE_MAX, CONNECTIONS_MAX, JOURNAL_SEGMENT_BYTES, MESSAGE_BYTES_MAX, RECORD_HEADER_BYTES,
-    TRANSACTION_HELD_BYTES_MAX,
+    CONNECTION_IDLE_MAX, CONNECTIONS_MAX, CONNECTIONS_REFUSED_MAX, JOURNAL_SEGMENT_BYTES, MESSAGE_BYTES_MAX,
+    RECORD_HEADER_BYTES, TRANSACTION_HELD_BYTES_MAX,
 };
 use metaq_types::{BrokerId, JOURNAL_TOPIC, Opaque, PartitionId, SlaveId, Status};
 use parking_lot::Mutex;
@@ -40,7 +40,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::runtime::Handle;
-use tokio::sync::watch;
+use tokio::sync::{Semaphore, watch};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::{AbortOnDropHandle, TaskTracker};
 use tracing::{info, warn};
@@ -427,13 +427,17 @@ pub fn transaction_settings(config: &BrokerConfig) -> metaq_txn::Settings {
 }
 
 async fn accept(listener: TcpListener, shared: Arc<Shared>, accepting: CancellationToken, tasks: TaskTracker) {
+    let refused = Arc::new(Semaphore::new(CONNECTIONS_REFUSED_MAX));
     loop {
         let accepted = tokio::select! {
             accepted = listener.accept() => accepted,
             () = accepting.cancelled() => return,
         };
         match accepted {
-            Ok((stream, peer)) => admit(stream, peer, &shared, &tasks),
+            Ok((stream, peer)) => match shared.admission.connection() {
+                Some(admitted) => admit(stream, peer, admitted, &shared, &tasks),
+                None => refuse(stream, peer, &refused, &shared, &tasks),
+            },
             Err(error) => {
                 // Out of descriptors or memory: those who are in go on, newcomers wait in the backlog.
                 warn!(%error, "cannot accept a connection");
@@ -443,14 +447,7 @@ async fn accept(listener: TcpListener, shared: Arc<Shared>, accepting: Cancellat
     }
 }
 
-fn admit(stream: TcpStream, peer: SocketAddr, shared: &Arc<Shared>, tasks: &TaskTracker) {
-    let Some(admitted) = shared.admission.connection() else {
-        let mut text = BytesMut::new();
-        let reason = format!("the broker has {CONNECTIONS_MAX} connections, which is its limit");
-        let _ = Answer::text(Status::ServiceUnavailable, reason).encode(Opaque::NONE, &mut text);
-        let _ = stream.try_write(&text);
-        return;
-    };
+fn admit(stream: TcpStream, peer: SocketAddr, admitted: Admitted, shared: &Arc<Shared>, tasks: &TaskTracker) {
     if metaq_net::tcp::tune(&stream).is_err() {
         return;
     }
@@ -458,6 +455,24 @@ fn admit(stream: TcpStream, peer: SocketAddr, shared: &Arc<Shared>, tasks: &Task
     tasks.spawn(async move {
         shared.serve(stream, Peer::stranger(Some(peer))).await;
         drop(admitted);
+    });
+}
+
+/// Sends a connection away for which there is no room: after a moment, or at once while too many are being sent away.
+fn refuse(stream: TcpStream, peer: SocketAddr, places: &Arc<Semaphore>, shared: &Arc<Shared>, tasks: &TaskTracker) {
+    let detail = format!("the broker has {CONNECTIONS_MAX} connections, which is its limit");
+    shared.refusals.refuse(Reason::Full, peer, &detail);
+    let Ok(place) = Arc::clone(places).try_acquire_owned() else {
+        let _ = stream.try_write(&full::refusal(Opaque::NONE));
+        return;
+    };
+    let shared = Arc::clone(shared);
+    tasks.spawn(async move {
+        tokio::select! {
+            () = full::refuse(stream) => {}
+            () = shared.stopping() => {}
+        }
+        drop(place);
     });
 }
 

@@ -122,7 +122,8 @@ metrics! {
 
     CERTIFICATE_DAYS: Gauge "metaq_net_certificate_left_days" []
         "Days until this node's certificate ends, negative afterwards; absent without one";
-    REFUSED: Counter "metaq_net_refused_handshakes" ["reason"] "Peers that were not let in over TLS or QUIC";
+    REFUSED: Counter "metaq_net_refused_handshakes" ["reason"]
+        "Peers that were not let in over TLS or QUIC; over TCP those that came while the broker was full";
 
     RESIDENT: Gauge "process_resident_memory_bytes" [] "Memory of the process";
     OPEN_FILES: Gauge "process_open_fds" [] "Files and connections it holds open";

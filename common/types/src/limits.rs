@@ -77,6 +77,9 @@ pub const LONG_POLL_MAX: Duration = Duration::from_secs(30);
 
 pub const CONNECTIONS_MAX: usize = 10_000;
 
+/// Connections beyond those that are told so for a moment before they are closed; further ones are closed at once.
+pub const CONNECTIONS_REFUSED_MAX: usize = 256;
+
 /// A connection without a byte in either direction for this long is closed (wire-protocol, "1.7").
 pub const CONNECTION_IDLE_MAX: Duration = Duration::from_secs(300);
 

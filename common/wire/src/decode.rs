@@ -56,6 +56,29 @@ pub fn decode(buf: &mut BytesMut) -> Result<Option<Decoded>, DecodeError> {
     }
 }
 
+/// A request that was taken off the buffer without being read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Skipped {
+    /// What the answer has to carry; `None` where none is owed.
+    pub opaque: Option<Opaque>,
+    /// Of its body, which was not consumed.
+    pub body_bytes: u32,
+}
+
+/// Takes the header line of one request off the front of `buf`, for who answers all requests alike; `Ok(None)` leaves
+/// `buf` untouched until more bytes come. The caller throws away the body, which may not be there yet.
+pub fn skip(buf: &mut BytesMut) -> Result<Option<Skipped>, DecodeError> {
+    let Some(line_bytes) = line_bytes(buf)? else { return Ok(None) };
+    let line = &buf[..line_bytes];
+    let Outline { command, words, body_bytes } = Outline::read(line)?;
+    let opaque = match command {
+        Command::Quit | Command::Value | Command::Result => None,
+        _ => Some(command.opaque(&words, line).unwrap_or(Opaque::NONE)),
+    };
+    buf.advance(line_bytes + CRLF.len());
+    Ok(Some(Skipped { opaque, body_bytes }))
+}
+
 /// The commands by their words; more than one word may mean the same (wire-protocol, "1.3", item 4).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Command {

@@ -19,7 +19,7 @@ mod response;
 mod text;
 mod txid;
 
-pub use decode::{DecodeError, Decoded, decode};
+pub use decode::{DecodeError, Decoded, Skipped, decode, skip};
 pub use encode::{
     encode_get, encode_offset, encode_put, encode_quit, encode_result, encode_stats, encode_stored, encode_transaction,
     encode_transactional_put, encode_value_head, encode_version,

@@ -1,13 +1,13 @@
 //! Round trips, splits at any place, and arbitrary bytes.
 #![expect(clippy::unwrap_used, reason = "also in the functions that tests share")]
 
-use bytes::BytesMut;
+use bytes::{Buf, BytesMut};
 use metaq_types::{MessageId, Offset, Opaque, Status};
 use metaq_wire::{
     DecodeError, Decoded, Get, Greeting, Level, OffsetQuery, Put, RecordHeader, Records, Request, Response, Role,
     Stats, Text, Transaction, TransactionKey, TransactionKind, ValueExtra, Version, decode, decode_response,
     encode_get, encode_offset, encode_put, encode_quit, encode_result, encode_stats, encode_transaction,
-    encode_transactional_put, encode_value_head, encode_version,
+    encode_transactional_put, encode_value_head, encode_version, skip,
 };
 use proptest::collection::vec;
 use proptest::option;
@@ -245,6 +245,29 @@ proptest! {
         prop_assert_eq!((error, rest.len()), (None, 0));
     }
 
+    /// Who only skips requests sees the same ones, with what their answers need.
+    #[test]
+    fn requests_are_skipped_one_by_one(requests in vec(request(), 1..8)) {
+        let mut bytes = BytesMut::new();
+        requests.iter().for_each(|request| encode_request(&mut bytes, request));
+        for request in &requests {
+            let skipped = skip(&mut bytes).unwrap().unwrap();
+            let (opaque, body_bytes) = match request {
+                Request::Put(put) => (Some(put.opaque), put.body.len()),
+                Request::Get(get) => (Some(get.opaque), 0),
+                Request::Offset(query) => (Some(query.opaque), 0),
+                Request::Version(version) => (Some(version.opaque), 0),
+                Request::Stats(stats) => (Some(stats.opaque), 0),
+                Request::Transaction(transaction) => (Some(transaction.opaque), 0),
+                Request::Sync(_) | Request::Quit | Request::Response => (None, 0),
+            };
+            prop_assert_eq!((skipped.opaque, skipped.body_bytes as usize), (opaque, body_bytes));
+            bytes.advance(body_bytes);
+        }
+        prop_assert_eq!(skip(&mut bytes), Ok(None));
+        prop_assert!(bytes.is_empty());
+    }
+
     #[test]
     fn answers_come_back_however_they_are_cut(
         responses in vec(response(), 1..8),
@@ -264,6 +287,8 @@ proptest! {
         prop_assert_eq!(&decode_pieces(split(BytesMut::from(&bytes[..]), &cuts), decode), &whole);
         let whole = decode_pieces([BytesMut::from(&bytes[..])], decode_response);
         prop_assert_eq!(&decode_pieces(split(BytesMut::from(&bytes[..]), &cuts), decode_response), &whole);
+        let mut skipped = BytesMut::from(&bytes[..]);
+        while let Ok(Some(_)) = skip(&mut skipped) {}
         let mut buf = BytesMut::from(&bytes[..]);
         let memory = buf.as_ptr_range();
         while let Ok(Some(decoded)) = decode(&mut buf) {
