@@ -1,7 +1,7 @@
 use rustix::fs::{Advice, fadvise, fdatasync};
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, ErrorKind, IoSlice, Write};
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 /// One `pwritev` takes at most this many parts (Linux's `IOV_MAX`).
@@ -20,6 +20,12 @@ pub trait Disk: Send + Sync {
 
     /// Opens a file for reading and, where permitted, writing.
     fn open(&self, path: &Path) -> io::Result<File>;
+
+    /// As [`Disk::open`], for writing past the page cache where the file system can do that: addresses, positions and
+    /// lengths of writes are then multiples of 4096. A write still needs a sync to be durable.
+    fn open_direct(&self, path: &Path) -> io::Result<File> {
+        self.open(path)
+    }
 
     /// One gathering write at `position`; may write less than was given, never 0 bytes of a non-empty request.
     fn write_at(&self, file: &File, position: u64, parts: &[IoSlice<'_>]) -> io::Result<usize>;
@@ -58,6 +64,14 @@ impl Disk for OsDisk {
             Err(error) if matches!(error.kind(), ErrorKind::PermissionDenied | ErrorKind::ReadOnlyFilesystem) => {
                 File::open(path)
             }
+            other => other,
+        }
+    }
+
+    fn open_direct(&self, path: &Path) -> io::Result<File> {
+        let flags = rustix::fs::OFlags::DIRECT.bits() as i32;
+        match OpenOptions::new().read(true).write(true).custom_flags(flags).open(path) {
+            Err(error) if error.kind() == ErrorKind::InvalidInput => self.open(path),
             other => other,
         }
     }

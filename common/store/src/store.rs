@@ -433,11 +433,12 @@ fn open_files_max() -> usize {
 fn open_wal(disk: &Arc<dyn Disk>, locked: &[Root], options: WalOptions) -> Result<Wal, OpenError> {
     let directory = locked[0].ours("wal");
     let roots: Vec<_> = locked.iter().map(|root| root.path.clone()).collect();
-    let replayed = replay(&**disk, &directory, &roots, options.file_bytes)?;
+    let replayed = replay(&**disk, &directory, &roots)?;
     for (partition, bytes) in &replayed.restored {
         tracing::info!(%partition, bytes, "restored from the write-ahead log");
     }
-    Ok(Wal::new(disk.clone(), directory, options, replayed))
+    Wal::new(disk.clone(), directory, options, &replayed)
+        .map_err(OpenError::io("get memory for", "the write-ahead log"))
 }
 
 /// The threads that sync, and the one behind the write-ahead log.

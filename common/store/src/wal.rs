@@ -2,9 +2,9 @@
 //!
 //! A sync of a file that has grown costs the file system's journal a commit, and a round that touched a hundred
 //! partitions costs a hundred of them. So the bytes of a round, which are in the partitions' files already, are copied
-//! into one preallocated file and that is synced, in place; then the round is answered. The partitions' own files are
-//! synced in the background, before the log's file is used again. After a crash the next opening puts into the
-//! partitions' files what they lost (`replay.rs`), before anything looks at them.
+//! into one preallocated file, in place and past the page cache, and that is synced; then the round is answered. The
+//! partitions' own files are synced in the background, before the log's file is used again. After a crash the next
+//! opening puts into the partitions' files what they lost (`replay.rs`), before anything looks at them.
 //!
 //! Invariants:
 //! - from where a partition's own file is durable (`settled`) to its durable end, its bytes are in the log;
@@ -22,7 +22,7 @@ use crate::committer::Work;
 use crate::disk::{Disk, write_all_at};
 use crate::metrics::{FlushCause, StoreMetrics};
 use crate::partition::Partition;
-use format::{BLOCK_BYTES, EntryBuffer, Use, header};
+use format::{BLOCK_BYTES, Buffer, Use};
 use keeper::{Job, Jobs};
 use metaq_types::limits::{WAL_RANGE_BYTES_MAX, WAL_ROUND_BYTES_MAX};
 use metaq_types::{Offset, PartitionId};
@@ -35,7 +35,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Instant;
 
-pub(crate) use replay::{Replayed, replay};
+pub(crate) use replay::replay;
+use replay::{Replayed, clear};
 
 /// The size of the write-ahead log, and when it begins.
 #[derive(Clone, Copy, Debug)]
@@ -87,7 +88,7 @@ struct Ring {
     sequence: u64,
     /// Why the log is not used any more before the next opening.
     failed: Option<String>,
-    buffer: EntryBuffer,
+    buffer: Buffer,
 }
 
 /// A file of the ring.
@@ -126,20 +127,21 @@ impl Current {
 }
 
 impl Wal {
-    /// The files that are there already can be used at once: nothing in them counts any more.
-    pub(crate) fn new(disk: Arc<dyn Disk>, directory: PathBuf, options: WalOptions, replayed: Replayed) -> Wal {
-        let mut slots: Vec<Slot> =
-            replayed.files.into_iter().map(|file| file.map_or(Slot::Missing, Slot::Free)).collect();
-        slots.resize_with(options.files.max(2), || Slot::Missing);
+    pub(crate) fn new(
+        disk: Arc<dyn Disk>,
+        directory: PathBuf,
+        options: WalOptions,
+        replayed: &Replayed,
+    ) -> io::Result<Wal> {
         let ring = Ring {
-            slots,
+            slots: std::iter::repeat_with(|| Slot::Missing).take(options.files.max(2)).collect(),
             current: None,
             session: replayed.session,
             sequence: replayed.sequence,
             failed: None,
-            buffer: EntryBuffer::default(),
+            buffer: Buffer::new()?,
         };
-        Wal {
+        Ok(Wal {
             disk,
             directory,
             options,
@@ -148,7 +150,7 @@ impl Wal {
             active: AtomicBool::new(false),
             rounds_without: AtomicU64::new(0),
             jobs: Jobs::default(),
-        }
+        })
     }
 
     pub(crate) fn is_active(&self) -> bool {
@@ -166,8 +168,8 @@ impl Wal {
     /// Makes a round durable with one sync, and gives back what has to be synced otherwise.
     pub(crate) fn commit(&self, round: Vec<Work>, metrics: &StoreMetrics) -> Vec<Work> {
         let mut ring = self.ring.lock();
-        let mut buffer = std::mem::take(&mut ring.buffer);
-        let mut entry = buffer.begin();
+        let entry = &mut ring.buffer;
+        entry.begin();
         let (mut covered, mut left) = (Vec::with_capacity(round.len()), Vec::new());
         for work in round {
             let Some(unsynced) = work.partition.unsynced() else { continue };
@@ -186,8 +188,7 @@ impl Wal {
             }
         }
         let started = Instant::now();
-        let written = if entry.is_empty() { Ok(false) } else { self.append(&mut ring, entry) };
-        ring.buffer = buffer;
+        let written = if entry.is_empty() { Ok(false) } else { self.append(&mut ring) };
         match written {
             Ok(true) => {
                 let current = ring.current.as_mut().expect("it has just been written to");
@@ -221,10 +222,9 @@ impl Wal {
             if ring.current.is_none() {
                 return Ok(());
             }
-            let mut buffer = EntryBuffer::default();
-            let mut entry = buffer.begin();
-            entry.forget(partition);
-            match self.append(&mut ring, entry) {
+            ring.buffer.begin();
+            ring.buffer.forget(partition);
+            match self.append(&mut ring) {
                 Ok(true) => return Ok(()),
                 Ok(false) if self.is_stuck(&ring) => {
                     return Err(
@@ -239,21 +239,22 @@ impl Wal {
         }
     }
 
-    /// Puts an entry behind the others, durably; `false` when there is no room for it now.
-    fn append(&self, ring: &mut Ring, entry: format::EntryInProgress<'_>) -> io::Result<bool> {
-        let bytes = entry.file_bytes();
+    /// Puts the entry in the buffer behind the others, durably; `false` when there is no room for it now.
+    fn append(&self, ring: &mut Ring) -> io::Result<bool> {
+        let bytes = ring.buffer.file_bytes();
         let is_full =
             |ring: &Ring| ring.current.as_ref().is_none_or(|current| !current.has_room(bytes, self.options.file_bytes));
         if is_full(ring) && (!self.advance(ring) || is_full(ring)) {
             return Ok(false);
         }
         let Some(current) = &mut ring.current else { return Ok(false) };
-        let entry = entry.finish(current.this, current.entries);
-        let head = if current.position == 0 { header(current.this) } else { Vec::new() };
-        let mut parts = [IoSlice::new(&head), IoSlice::new(entry)];
-        write_all_at(&*self.disk, &current.file, current.position, &mut parts)?;
+        let blocks = match current.entries {
+            0 => ring.buffer.finish_first(current.this),
+            number => ring.buffer.finish(current.this, number),
+        };
+        write_all_at(&*self.disk, &current.file, current.position, &mut [IoSlice::new(blocks)])?;
         self.disk.sync_data(&current.file)?;
-        current.position += head.len() as u64 + bytes;
+        current.position += blocks.len() as u64;
         current.entries += 1;
         Ok(true)
     }
@@ -312,13 +313,7 @@ impl Wal {
     /// the partitions' files next.
     pub(crate) fn close(&self) -> io::Result<()> {
         self.active.store(false, Ordering::Relaxed);
-        let mut ring = self.ring.lock();
-        ring.current = None;
-        for slot in &ring.slots {
-            if let Slot::Free(file) | Slot::Busy(file) = slot {
-                replay::clear(&*self.disk, file)?;
-            }
-        }
-        Ok(())
+        self.ring.lock().current = None;
+        clear(&*self.disk, &self.directory)
     }
 }

@@ -10,7 +10,10 @@
 //! Files are used again and again: the session, a random number of one opening of the store, and the sequence of the
 //! use say whether an entry belongs to the header in front of it. The number counts the entries of one use.
 
+use memmap2::MmapMut;
 use metaq_types::PartitionId;
+use metaq_types::limits::WAL_ROUND_BYTES_MAX;
+use std::io;
 
 pub(super) const BLOCK_BYTES: u64 = 4096;
 const FILE_MAGIC: [u8; 8] = *b"metaqwal";
@@ -36,16 +39,6 @@ pub(super) enum Item<'a> {
     Forget { partition: PartitionId },
 }
 
-pub(super) fn header(this: Use) -> Vec<u8> {
-    let mut block = Vec::with_capacity(BLOCK_BYTES as usize);
-    block.extend_from_slice(&FILE_MAGIC);
-    block.extend_from_slice(&this.session.to_le_bytes());
-    block.extend_from_slice(&this.sequence.to_le_bytes());
-    block.extend_from_slice(&crc32fast::hash(&block).to_le_bytes());
-    block.resize(BLOCK_BYTES as usize, 0);
-    block
-}
-
 /// `None` where there is none, or not a whole one.
 pub(super) fn parse_header(file: &[u8]) -> Option<Use> {
     let head = file.get(..HEADER_BYTES)?;
@@ -56,21 +49,29 @@ pub(super) fn parse_header(file: &[u8]) -> Option<Use> {
     Some(Use { session: u64_at(body, 8)?, sequence: u64_at(body, 16)? })
 }
 
-/// Builds one entry in a buffer that is used again.
-#[derive(Default)]
-pub(super) struct EntryBuffer(Vec<u8>);
-
-impl EntryBuffer {
-    pub(super) fn begin(&mut self) -> EntryInProgress<'_> {
-        self.0.clear();
-        self.0.resize(ENTRY_HEAD_BYTES, 0);
-        EntryInProgress(&mut self.0)
-    }
+/// Builds one entry, in memory that lies as writes past the page cache need it, behind room for a header.
+pub(super) struct Buffer {
+    memory: MmapMut,
+    /// Where the entry ends so far.
+    end: usize,
 }
 
-pub(super) struct EntryInProgress<'a>(&'a mut Vec<u8>);
+/// Where the entry begins.
+const ENTRY: usize = BLOCK_BYTES as usize;
+const PAYLOAD: usize = ENTRY + ENTRY_HEAD_BYTES;
 
-impl<'a> EntryInProgress<'a> {
+impl Buffer {
+    /// Room for any entry. Only what is used of it takes memory.
+    pub(super) fn new() -> io::Result<Buffer> {
+        // An item is begun while the ranges are below their limit, and its name has 64 KiB at most.
+        let bytes = WAL_ROUND_BYTES_MAX as usize + 2 * 65_536;
+        Ok(Buffer { memory: MmapMut::map_anon(bytes)?, end: PAYLOAD })
+    }
+
+    pub(super) fn begin(&mut self) {
+        self.end = PAYLOAD;
+    }
+
     /// Room for the bytes of a range, to be filled by the caller; takes everything back when that fails.
     pub(super) fn range<E>(
         &mut self,
@@ -80,16 +81,16 @@ impl<'a> EntryInProgress<'a> {
         length: u32,
         fill: impl FnOnce(&mut [u8]) -> Result<(), E>,
     ) -> Result<(), E> {
-        let before = self.0.len();
+        let before = self.end;
         self.name(KIND_RANGE, partition);
-        self.0.extend_from_slice(&segment.to_le_bytes());
-        self.0.extend_from_slice(&position.to_le_bytes());
-        self.0.extend_from_slice(&length.to_le_bytes());
-        let from = self.0.len();
-        self.0.resize(from + length as usize, 0);
-        let filled = fill(&mut self.0[from..]);
+        self.put(&segment.to_le_bytes());
+        self.put(&position.to_le_bytes());
+        self.put(&length.to_le_bytes());
+        let from = self.end;
+        self.end += length as usize;
+        let filled = fill(&mut self.memory[from..self.end]);
         if filled.is_err() {
-            self.0.truncate(before);
+            self.end = before;
         }
         filled
     }
@@ -100,9 +101,15 @@ impl<'a> EntryInProgress<'a> {
 
     fn name(&mut self, kind: u8, partition: &PartitionId) {
         let name = partition.to_string();
-        self.0.push(kind);
-        self.0.extend_from_slice(&(name.len() as u16).to_le_bytes());
-        self.0.extend_from_slice(name.as_bytes());
+        self.put(&[kind]);
+        self.put(&(name.len() as u16).to_le_bytes());
+        self.put(name.as_bytes());
+    }
+
+    fn put(&mut self, bytes: &[u8]) {
+        let from = self.end;
+        self.end += bytes.len();
+        self.memory[from..self.end].copy_from_slice(bytes);
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -110,36 +117,48 @@ impl<'a> EntryInProgress<'a> {
     }
 
     pub(super) fn payload_bytes(&self) -> usize {
-        self.0.len() - ENTRY_HEAD_BYTES
+        self.end - PAYLOAD
     }
 
-    /// What it will take in the file.
+    /// What the entry will take in the file.
     pub(super) fn file_bytes(&self) -> u64 {
-        ((ENTRY_HEAD_BYTES + self.payload_bytes()) as u64).next_multiple_of(BLOCK_BYTES)
+        ((self.end - ENTRY) as u64).next_multiple_of(BLOCK_BYTES)
     }
 
-    /// The finished bytes, whole blocks.
-    pub(super) fn finish(self, this: Use, number: u64) -> &'a [u8] {
+    /// The finished entry, whole blocks.
+    pub(super) fn finish(&mut self, this: Use, number: u64) -> &[u8] {
         let payload_bytes = self.payload_bytes() as u32;
-        let end = self.file_bytes() as usize;
-        let head = &mut self.0[..ENTRY_HEAD_BYTES];
+        let end = self.end.next_multiple_of(BLOCK_BYTES as usize);
+        self.memory[self.end..end].fill(0);
+        let (head, payload) = self.memory[ENTRY..self.end].split_at_mut(ENTRY_HEAD_BYTES);
         head[..4].copy_from_slice(&ENTRY_MAGIC);
         head[4..8].copy_from_slice(&payload_bytes.to_le_bytes());
         head[8..16].copy_from_slice(&this.session.to_le_bytes());
         head[16..24].copy_from_slice(&this.sequence.to_le_bytes());
         head[24..32].copy_from_slice(&number.to_le_bytes());
-        let crc = entry_crc(self.0);
-        self.0[32..36].copy_from_slice(&crc.to_le_bytes());
-        self.0.resize(end, 0);
-        self.0
+        let crc = entry_crc(head, payload);
+        head[32..36].copy_from_slice(&crc.to_le_bytes());
+        &self.memory[ENTRY..end]
+    }
+
+    /// The finished first entry of a use, behind the header.
+    pub(super) fn finish_first(&mut self, this: Use) -> &[u8] {
+        let bytes = self.finish(this, 0).len();
+        let head = &mut self.memory[..HEADER_BYTES];
+        head[..8].copy_from_slice(&FILE_MAGIC);
+        head[8..16].copy_from_slice(&this.session.to_le_bytes());
+        head[16..24].copy_from_slice(&this.sequence.to_le_bytes());
+        let crc = crc32fast::hash(&head[..24]);
+        head[24..].copy_from_slice(&crc.to_le_bytes());
+        &self.memory[..ENTRY + bytes]
     }
 }
 
-/// Of an entry from its first byte to the end of its payload, without the checksum itself.
-fn entry_crc(entry: &[u8]) -> u32 {
+/// Of all but the checksum itself.
+fn entry_crc(head: &[u8], payload: &[u8]) -> u32 {
     let mut crc = crc32fast::Hasher::new();
-    crc.update(&entry[..32]);
-    crc.update(&entry[ENTRY_HEAD_BYTES..]);
+    crc.update(&head[..32]);
+    crc.update(payload);
     crc.finalize()
 }
 
@@ -163,8 +182,8 @@ fn entry_at(file: &[u8], at: usize, this: Use, number: u64) -> Option<&[u8]> {
         && u64_at(head, 8)? == this.session
         && u64_at(head, 16)? == this.sequence
         && u64_at(head, 24)? == number;
-    let entry = file.get(at..at + ENTRY_HEAD_BYTES + length)?;
-    (belongs && u32_at(head, 32)? == entry_crc(entry)).then_some(&entry[ENTRY_HEAD_BYTES..])
+    let payload = file.get(at + ENTRY_HEAD_BYTES..at + ENTRY_HEAD_BYTES + length)?;
+    (belongs && u32_at(head, 32)? == entry_crc(head, payload)).then_some(payload)
 }
 
 fn parse_items<'a>(mut payload: &'a [u8], items: &mut Vec<Item<'a>>) -> Option<()> {
@@ -211,18 +230,21 @@ mod tests {
     type Named<'a> = (&'a str, u64, u32, &'a [u8]);
 
     fn file(entries: &[&[Named<'_>]]) -> Vec<u8> {
-        let mut buffer = EntryBuffer::default();
-        let mut file = header(THIS);
+        let mut buffer = Buffer::new().unwrap();
+        let mut file = Vec::new();
         for (number, ranges) in entries.iter().enumerate() {
-            let mut entry = buffer.begin();
+            buffer.begin();
             for (name, segment, position, bytes) in *ranges {
                 let fill = |room: &mut [u8]| {
                     room.copy_from_slice(bytes);
                     Ok::<_, ()>(())
                 };
-                entry.range(&id(name), *segment, *position, bytes.len() as u32, fill).unwrap();
+                buffer.range(&id(name), *segment, *position, bytes.len() as u32, fill).unwrap();
             }
-            file.extend_from_slice(entry.finish(THIS, number as u64));
+            file.extend_from_slice(match number {
+                0 => buffer.finish_first(THIS),
+                _ => buffer.finish(THIS, number as u64),
+            });
         }
         file
     }
@@ -260,13 +282,12 @@ mod tests {
 
     #[test]
     fn a_range_that_cannot_be_filled_leaves_no_trace() {
-        let mut buffer = EntryBuffer::default();
-        let mut entry = buffer.begin();
-        assert_eq!(entry.range(&id("a-0"), 0, 0, 100, |_| Err("unreadable")), Err("unreadable"));
-        assert!(entry.is_empty());
-        entry.forget(&id("a-0"));
-        let mut file = header(THIS);
-        file.extend_from_slice(entry.finish(THIS, 0));
+        let mut buffer = Buffer::new().unwrap();
+        buffer.begin();
+        assert_eq!(buffer.range(&id("a-0"), 0, 0, 100, |_| Err("unreadable")), Err("unreadable"));
+        assert!(buffer.is_empty());
+        buffer.forget(&id("a-0"));
+        let mut file = buffer.finish_first(THIS).to_vec();
         assert_eq!(file.len() as u64, 2 * BLOCK_BYTES);
         file.extend_from_slice(&[0; 5000]);
         assert_eq!(items(&file, THIS), [Item::Forget { partition: id("a-0") }]);

@@ -9,6 +9,7 @@ use parking_lot::{Condvar, Mutex};
 use std::collections::VecDeque;
 use std::fs::File;
 use std::io::{self, ErrorKind, IoSlice};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -103,14 +104,18 @@ impl Wal {
         }
     }
 
-    /// Makes a file of the ring, whole and durable; without it the log is as it is.
+    /// Makes a file of the ring, whole and durable; without it the log is as it is. One that an earlier opening has left
+    /// was cleared by the replay.
     fn prepare(&self, place: usize) -> bool {
-        let made = match self.has_space() {
-            true => self.make(place).map(Some),
+        let path = self.directory.join(place.to_string());
+        let is_whole = path.metadata().is_ok_and(|metadata| metadata.len() == self.options.file_bytes);
+        let made = match is_whole || self.has_space() {
+            true if is_whole => self.disk.open_direct(&path).map(Some),
+            true => self.make(&path).map(Some),
             false => Ok(None),
         };
         let slot = match made {
-            Ok(Some(file)) => Slot::Free(file),
+            Ok(Some(file)) => Slot::Free(Arc::new(file)),
             Ok(None) => Slot::Missing,
             Err(error) => {
                 tracing::warn!(directory = %self.directory.display(), %error, "no file for the write-ahead log: syncs take longer");
@@ -130,17 +135,16 @@ impl Wal {
 
     /// Zeros, written: an entry then overwrites blocks that the file has, so its sync has nothing to add to the file
     /// system's journal.
-    fn make(&self, place: usize) -> io::Result<Arc<File>> {
+    fn make(&self, path: &Path) -> io::Result<File> {
         let disk = &*self.disk;
         if !self.directory.is_dir() {
             crate::disk::create_dirs(disk, &self.directory)?;
         }
-        let path = self.directory.join(place.to_string());
-        match disk.remove(&path) {
+        match disk.remove(path) {
             Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
             _ => {}
         }
-        let file = disk.create_new(&path)?;
+        let file = disk.create_new(path)?;
         let filled = (|| {
             let zeros = vec![0; FILL_BYTES.min(self.options.file_bytes as usize)];
             let mut at = 0;
@@ -154,10 +158,10 @@ impl Wal {
         })();
         if let Err(error) = filled {
             // Half a file would only take the place that messages need.
-            let _ = disk.remove(&path);
+            let _ = disk.remove(path);
             return Err(error);
         }
-        Ok(Arc::new(file))
+        disk.open_direct(path)
     }
 
     fn settle(&self, place: usize, partitions: &[Arc<Partition>]) {

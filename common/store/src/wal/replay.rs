@@ -17,8 +17,6 @@ const SECTOR_BYTES: u64 = 512;
 
 /// What an opening found of the log.
 pub(crate) struct Replayed {
-    /// By their place in the ring; only those of the right size.
-    pub(crate) files: Vec<Option<Arc<File>>>,
     /// The newest sequence seen.
     pub(crate) sequence: u64,
     pub(crate) session: u64,
@@ -36,28 +34,11 @@ type Ranges<'a> = BTreeMap<(PartitionId, u64), Vec<Range<'a>>>;
 
 /// Puts the log's ranges into the partitions' files, makes these durable, and clears the log. An orderly
 /// stop has cleared it already, unless a partition could not be synced then.
-pub(crate) fn replay(
-    disk: &dyn Disk,
-    directory: &Path,
-    roots: &[Arc<Path>],
-    file_bytes: u64,
-) -> Result<Replayed, OpenError> {
-    let places = places(directory).map_err(OpenError::io("read", directory))?;
-    let mut files = Vec::new();
-    let mut uses: Vec<(Use, Vec<u8>)> = Vec::new();
-    for path in places {
-        let file = disk.open(&path).map_err(OpenError::io("open", &path))?;
-        let mut bytes = vec![0; HEADER_BYTES];
-        let found = file.read_exact_at(&mut bytes, 0).ok().and_then(|()| parse_header(&bytes));
-        if let Some(this) = found {
-            bytes.clear();
-            (&file).read_to_end(&mut bytes).map_err(OpenError::io("read", &path))?;
-            uses.push((this, bytes));
-        }
-        let whole = file.metadata().is_ok_and(|metadata| metadata.len() == file_bytes);
-        files.push((path, whole, Arc::new(file)));
+pub(crate) fn replay(disk: &dyn Disk, directory: &Path, roots: &[Arc<Path>]) -> Result<Replayed, OpenError> {
+    let mut uses = Vec::new();
+    for (this, path) in uses_of(directory).map_err(OpenError::io("read", directory))? {
+        uses.push((this, fs::read(&path).map_err(OpenError::io("read", &path))?));
     }
-    uses.sort_by_key(|(this, _)| *this);
     let sequence = uses.last().map_or(0, |(this, _)| this.sequence);
     let mut restored = BTreeMap::new();
     for ((partition, segment), ranges) in collect(&uses) {
@@ -65,12 +46,24 @@ pub(crate) fn replay(
         *restored.entry(partition).or_default() += bytes;
     }
     restored.retain(|_, bytes| *bytes > 0);
-    for (path, _, file) in &files {
-        clear(disk, file).map_err(OpenError::io("write", path))?;
-    }
+    clear(disk, directory).map_err(OpenError::io("clear", directory))?;
     let session = session().map_err(OpenError::io("read", "/dev/urandom"))?;
-    let files = files.into_iter().map(|(_, whole, file)| whole.then_some(file)).collect();
-    Ok(Replayed { files, sequence, session, restored })
+    Ok(Replayed { sequence, session, restored })
+}
+
+/// The log's files that were used, the oldest use first.
+fn uses_of(directory: &Path) -> io::Result<Vec<(Use, PathBuf)>> {
+    let mut uses = Vec::new();
+    for path in places(directory)? {
+        let mut head = [0; HEADER_BYTES];
+        if File::open(&path)?.read_exact_at(&mut head, 0).is_ok()
+            && let Some(this) = parse_header(&head)
+        {
+            uses.push((this, path));
+        }
+    }
+    uses.sort();
+    Ok(uses)
 }
 
 /// The log's files in the order of the ring; none where there is no log yet.
@@ -83,14 +76,14 @@ fn places(directory: &Path) -> io::Result<Vec<PathBuf>> {
     Ok((0..).map(|place| directory.join(place.to_string())).take_while(|path| path.exists()).collect())
 }
 
-/// Nothing in this file counts any more.
-pub(super) fn clear(disk: &dyn Disk, file: &File) -> io::Result<()> {
-    let mut head = [0; HEADER_BYTES];
-    if file.read_exact_at(&mut head, 0).is_ok() && head == [0; HEADER_BYTES] {
-        return Ok(());
+/// Nothing in the log counts any more. The oldest use first: what an entry says may be untrue without a newer one.
+pub(super) fn clear(disk: &dyn Disk, directory: &Path) -> io::Result<()> {
+    for (_, path) in uses_of(directory)? {
+        let file = disk.open(&path)?;
+        write_all_at(disk, &file, 0, &mut [IoSlice::new(&[0; BLOCK_BYTES as usize])])?;
+        disk.sync_data(&file)?;
     }
-    write_all_at(disk, file, 0, &mut [IoSlice::new(&[0; BLOCK_BYTES as usize])])?;
-    disk.sync_data(file)
+    Ok(())
 }
 
 /// By segment, in the order they were written, without what was forgotten.

@@ -50,9 +50,12 @@ impl PowerDisk {
         for name in state.unsynced_names.drain(..) {
             let _ = fs::remove_file(name);
         }
-        for known in state.files.values() {
+        for (ino, known) in &state.files {
             // Removed, or put under another name, which the store does with files that are synced only.
             let Ok(file) = OpenOptions::new().read(true).write(true).open(&known.path) else { continue };
+            if file.metadata().unwrap().ino() != *ino {
+                continue;
+            }
             lose_some(&file, &known.undo, choose);
         }
     }
