@@ -13,7 +13,9 @@ pub struct Entry {
     pub outcome: Outcome,
     /// The reign, as the harness counts them, whose master was asked.
     pub reign: usize,
-    /// When its producer knew the outcome.
+    /// When its producer asked.
+    pub asked: Instant,
+    /// And when it knew the outcome.
     pub at: Instant,
 }
 

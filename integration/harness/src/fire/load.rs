@@ -1,7 +1,8 @@
 //! Producers that go on whatever happens, each with one message outstanding, and write down what they were told.
 
 use crate::fire::ledger::{Entry, Ledger, Outcome, body};
-use crate::fire::{PARTITIONS, TOPICS};
+use crate::fire::pauses::Metronome;
+use crate::fire::{PARTITIONS, TOPICS, last};
 use crate::raw::Raw;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -25,6 +26,7 @@ pub struct Target {
 struct Shared {
     target: Mutex<Target>,
     ledger: Ledger,
+    metronome: Metronome,
     next_key: AtomicU64,
     paused: AtomicBool,
     /// Producers that are between two puts because of that.
@@ -32,11 +34,11 @@ struct Shared {
     over: AtomicBool,
 }
 
-/// One producer a topic; they end when this is dropped.
+/// One producer a topic, and a metronome beside them; they end when this is dropped.
 #[derive(Debug)]
 pub struct Load {
     shared: Arc<Shared>,
-    producers: Vec<JoinHandle<()>>,
+    threads: Vec<JoinHandle<()>>,
 }
 
 impl Load {
@@ -44,23 +46,32 @@ impl Load {
         let shared = Arc::new(Shared {
             target: Mutex::new(target),
             ledger: Ledger::default(),
+            metronome: Metronome::default(),
             next_key: AtomicU64::new(1),
             paused: AtomicBool::new(false),
             idle: AtomicU64::new(0),
             over: AtomicBool::new(false),
         });
-        let producers = TOPICS
-            .iter()
-            .map(|topic| {
-                let shared = Arc::clone(&shared);
-                std::thread::spawn(move || produce(&shared, topic))
-            })
-            .collect();
-        Load { shared, producers }
+        let producer = |topic| {
+            let shared = Arc::clone(&shared);
+            std::thread::spawn(move || produce(&shared, topic))
+        };
+        let mut threads: Vec<_> = TOPICS.into_iter().map(producer).collect();
+        let beside = Arc::clone(&shared);
+        threads.push(std::thread::spawn(move || {
+            while !beside.over.load(Ordering::SeqCst) {
+                beside.metronome.tick();
+            }
+        }));
+        Load { shared, threads }
     }
 
     pub fn ledger(&self) -> &Ledger {
         &self.shared.ledger
+    }
+
+    pub fn metronome(&self) -> &Metronome {
+        &self.shared.metronome
     }
 
     pub fn turn_to(&self, target: Target) {
@@ -78,7 +89,7 @@ impl Load {
 
     pub fn resume(&self) {
         self.shared.paused.store(false, Ordering::SeqCst);
-        self.producers.iter().for_each(|producer| producer.thread().unpark());
+        self.threads.iter().for_each(|thread| thread.thread().unpark());
     }
 
     pub fn acknowledged(&self) -> usize {
@@ -91,9 +102,9 @@ impl Drop for Load {
     fn drop(&mut self) {
         self.shared.over.store(true, Ordering::SeqCst);
         self.resume();
-        for producer in self.producers.drain(..) {
+        for thread in self.threads.drain(..) {
             // What it panicked with was printed.
-            let _ = producer.join();
+            let _ = thread.join();
         }
     }
 }
@@ -114,17 +125,18 @@ fn produce(shared: &Shared, topic: &'static str) {
             shared.target.lock().expect("a producer never panics with the target in hand").clone();
         let fresh = connection.take().filter(|(to, _)| *to == address);
         let Some((_, mut raw)) = fresh.or_else(|| connect(&address).map(|raw| (address.clone(), raw))) else {
-            pause(FAILURE_PAUSE);
+            last(FAILURE_PAUSE);
             continue;
         };
         let key = shared.next_key.fetch_add(1, Ordering::SeqCst);
         turn = (turn + 1) % PARTITIONS;
+        let asked = Instant::now();
         let (outcome, usable) = put(&mut raw, topic, turn, key);
-        shared.ledger.note(Entry { key, topic, partition: turn, outcome, reign, at: Instant::now() });
+        shared.ledger.note(Entry { key, topic, partition: turn, outcome, reign, asked, at: Instant::now() });
         if usable {
             connection = Some((address, raw));
         }
-        pause(if matches!(outcome, Outcome::Acknowledged { .. }) { PUT_PAUSE } else { FAILURE_PAUSE });
+        last(if matches!(outcome, Outcome::Acknowledged { .. }) { PUT_PAUSE } else { FAILURE_PAUSE });
     }
 }
 
@@ -147,12 +159,4 @@ fn put(raw: &mut Raw, topic: &str, partition: i32, key: u64) -> (Outcome, bool) 
         Outcome::Refused
     };
     (outcome, true)
-}
-
-/// Waits without using the processor; woken early at the end.
-fn pause(pause: Duration) {
-    let until = Instant::now() + pause;
-    while let Some(left) = until.checked_duration_since(Instant::now()).filter(|left| !left.is_zero()) {
-        std::thread::park_timeout(left);
-    }
 }

@@ -1,6 +1,7 @@
 //! Fault rounds on real processes: a master, its slaves and a ZooKeeper under load, a ledger of every put, and a checker.
 
 use std::io::Write;
+use std::time::{Duration, Instant};
 
 pub mod check;
 pub mod cluster;
@@ -10,6 +11,7 @@ pub mod java;
 pub mod ledger;
 pub mod load;
 pub mod namespaces;
+pub mod pauses;
 pub mod quorum_members;
 pub mod quorum_rounds;
 pub mod quorum_witness;
@@ -23,6 +25,14 @@ pub const PARTITIONS: i32 = 4;
 pub fn say_loudly(what: &str) {
     // Nobody reads it: then nobody misses it.
     let _ = writeln!(std::io::stderr(), "\n!!! fire: {what}\n");
+}
+
+/// Lets a time pass, as for a fault, at whose end nothing happens that could be waited for. Uses no processor.
+pub fn last(time: Duration) {
+    let until = Instant::now() + time;
+    while let Some(left) = until.checked_duration_since(Instant::now()).filter(|left| !left.is_zero()) {
+        std::thread::park_timeout(left);
+    }
 }
 
 /// Random numbers that depend on nothing but their seed (SplitMix64).

@@ -10,7 +10,7 @@ use crate::fire::disk::SlowDisk;
 use crate::fire::java::{Counts, JavaConsumers};
 use crate::fire::load::Load;
 use crate::fire::namespaces::{Cut, Hub};
-use crate::fire::{Rng, say_loudly};
+use crate::fire::{Rng, last, say_loudly};
 use crate::process::wait_until;
 use crate::relay::Flow;
 use anyhow::{Context, Result, ensure};
@@ -376,12 +376,4 @@ fn rejoin_the_replaced(cluster: &mut Cluster, old: usize) -> Result<()> {
     let log = broker.log_text();
     ensure!(status.code() == Some(1) && log.contains("another master has begun to reign"), "{status}:\n{log}");
     cluster.rejoin(old)
-}
-
-/// The length of a fault: a time, since nothing happens at its end that could be waited for.
-fn last(time: Duration) {
-    let until = Instant::now() + time;
-    while let Some(left) = until.checked_duration_since(Instant::now()).filter(|left| !left.is_zero()) {
-        std::thread::park_timeout(left);
-    }
 }
