@@ -189,6 +189,9 @@ pub async fn is_alive(uri: &str) -> bool {
 /// How long a stopping node waits for connections to take the answers they are owed.
 const DRAIN: Duration = Duration::from_secs(5);
 
+/// Also after messages whose answers took all of that.
+const DRAIN_MIN: Duration = Duration::from_secs(1);
+
 /// Unregister, let clients leave, answer what is owed, sync, mark the stop as clean.
 pub async fn stop(node: Node, store: &Arc<Store>, registry: Option<Registry>, sync_time: Duration) -> Result<()> {
     info!("stopping");
@@ -199,7 +202,10 @@ pub async fn stop(node: Node, store: &Arc<Store>, registry: Option<Registry>, sy
     while node.connections() > 0 && tokio::time::Instant::now() < deadline {
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
-    node.stop(DRAIN).await;
+    let begun = tokio::time::Instant::now();
+    // What is not answered by then is cut with its connection.
+    let _ = tokio::time::timeout(DRAIN, node.finish_puts()).await;
+    node.stop(DRAIN.saturating_sub(begun.elapsed()).max(DRAIN_MIN)).await;
     // Only now: as long as we may acknowledge, no other master may begin to.
     if let Some(registry) = registry {
         registry.close().await;

@@ -1,8 +1,9 @@
-//! Whether this node may acknowledge messages now: a lease that runs out, and a reign that may be over.
+//! Whether this node may acknowledge messages now: a lease that runs out, and a reign that may be over; and whether it
+//! takes new ones, which it does not while it stops.
 
 use metaq_types::Epoch;
 use parking_lot::Mutex;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Instant;
 use tokio::sync::watch;
 
@@ -22,6 +23,8 @@ pub struct Successor {
 pub struct Gate {
     begun: Instant,
     open_until_ns: AtomicU64,
+    /// The node stops: what it has taken it still acknowledges.
+    leaving: AtomicBool,
     /// Why it is shut, for producers.
     reason: Mutex<String>,
     successor: watch::Sender<Option<Successor>>,
@@ -33,6 +36,7 @@ impl Gate {
         Gate {
             begun: Instant::now(),
             open_until_ns: AtomicU64::new(0),
+            leaving: AtomicBool::new(false),
             reason: Mutex::new(reason.to_owned()),
             successor: watch::channel(None).0,
         }
@@ -58,6 +62,11 @@ impl Gate {
         self.successor.send_replace(Some(successor));
     }
 
+    /// From now on no message is taken.
+    pub(crate) fn leave(&self) {
+        self.leaving.store(true, Ordering::SeqCst);
+    }
+
     /// Who took over, once somebody did.
     pub fn successor(&self) -> watch::Receiver<Option<Successor>> {
         self.successor.subscribe()
@@ -68,6 +77,15 @@ impl Gate {
             FOR_EVER => true,
             0 => false,
             until => self.begun.elapsed().as_nanos() < u128::from(until),
+        }
+    }
+
+    /// Whether a message may be taken, with the reason if not.
+    pub(crate) fn admits(&self) -> Result<(), String> {
+        match (self.is_open(), self.leaving.load(Ordering::SeqCst)) {
+            (false, _) => Err(self.reason()),
+            (true, true) => Err("the broker stops".to_owned()),
+            (true, false) => Ok(()),
         }
     }
 
@@ -92,6 +110,10 @@ mod tests {
         assert!(!gate.is_open());
         gate.open(None);
         assert!(gate.is_open());
+        assert_eq!(gate.admits(), Ok(()));
+        gate.leave();
+        assert!(gate.is_open(), "for what was taken before");
+        assert_eq!(gate.admits(), Err("the broker stops".to_owned()));
         gate.replace(Successor { epoch: Epoch(9), node: "b".into(), uri: "meta://b:1".into() });
         assert!(!gate.is_open());
         assert!(gate.reason().contains("meta://b:1"));

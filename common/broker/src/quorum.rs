@@ -77,10 +77,7 @@ impl Quorum {
         let before = state.quorums.roll().number();
         state.quorums.expect(fewest_asked(config));
         for partition in self.store.logs() {
-            let rules = match partition.id().is_journal() {
-                true => strictest_ack(config),
-                false => config.topic(&partition.id().topic).map_or(config.system.ack, |topic| topic.ack),
-            };
+            let rules = rules_of(&partition, config);
             if rules.is_on() {
                 self.watch(&mut state, &partition, rules);
             } else if state.quorums.is_watched(partition.id()) {
@@ -255,6 +252,28 @@ impl Quorum {
     }
 }
 
+impl Node {
+    /// A partition that was made before the reign, to be filled with what another member holds: consumers are shown of it
+    /// what a quorum is known to hold.
+    pub fn hold_back(&self, partition: &Arc<Partition>) {
+        let shared = self.shared();
+        let rules = rules_of(partition, &shared.config.current());
+        if rules.is_on() {
+            shared.quorum.watch(&mut shared.quorum.state.lock(), partition, rules);
+        }
+    }
+
+    /// The first step of a stop: no message is taken any more, and those that were taken are answered while the members
+    /// that have to confirm them are still here. May be cancelled.
+    pub async fn finish_puts(&self) {
+        let shared = self.shared();
+        shared.gate.leave();
+        while shared.admission.in_flight() > 0 {
+            tokio::time::sleep(TICK_MIN).await;
+        }
+    }
+}
+
 impl State {
     fn act(&mut self, partition: &Partition, act: Act) {
         match act {
@@ -279,6 +298,13 @@ impl State {
             Act::GiveUp(_) if partition.id().is_journal() => {}
             Act::GiveUp(to) => partition.give_up(to),
         }
+    }
+}
+
+fn rules_of(partition: &Partition, config: &BrokerConfig) -> AckRules {
+    match partition.id().is_journal() {
+        true => strictest_ack(config),
+        false => config.topic(&partition.id().topic).map_or(config.system.ack, |topic| topic.ack),
     }
 }
 

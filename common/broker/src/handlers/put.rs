@@ -110,8 +110,8 @@ fn accept(node: &Shared, state: Option<&TopicState>, put: &Put) -> Result<(Arc<P
         );
         return Err(refuse(Status::InternalServerError, detail));
     }
-    if !node.gate.is_open() {
-        return Err(refuse(Status::ServiceUnavailable, format!("not stored: {}", node.gate.reason())));
+    if let Err(reason) = node.gate.admits() {
+        return Err(refuse(Status::ServiceUnavailable, format!("not stored: {reason}")));
     }
     let Some(state) = state else {
         return Err(refuse(Status::InternalServerError, not_accepted(&put.topic)));
