@@ -88,23 +88,27 @@ async fn serve(config: BrokerConfig, local: bool, consent: Consent, sessions: Ha
     secure::serve(&node, &config, identity.as_ref())?;
     let console = Console::start(node.view(), config.system.slave_max_delay);
     let mut signals = Signals::new()?;
-    let wanted = assembly::wanted(&config, &store, Role::Master, &uri);
     let registry = if config.zookeeper.enable {
         info!(uri, "serving reads; messages are accepted once ZooKeeper confirms the reign");
+        let claim = async {
+            let fence = reign::take_fence(&config, &store, &uri, consent).await?;
+            succession::settle_again(&config, &store, &transport, consent, (&node, &fence)).await?;
+            anyhow::Ok(fence)
+        };
         let fence = tokio::select! {
-            fence = reign::take_fence(&config, &store, &uri, consent) => fence?,
+            fence = claim => fence?,
             () = signals.stop() => return assembly::stop(node, &store, None, Duration::ZERO).await,
         };
         reign::begin(&store, fence.epoch, &config.system.data_path, promoted).await?;
         begin_transactions(&live, &store, &node).await?;
         node.begin_quorum().await;
-        Registry::reign(&config.zookeeper, wanted, fence)
+        Registry::reign(&config.zookeeper, assembly::wanted(&config, &store, Role::Master, &uri), fence)
     } else {
         reign::begin(&store, reign::next_epoch(&store), &config.system.data_path, promoted).await?;
         begin_transactions(&live, &store, &node).await?;
         node.begin_quorum().await;
         node.gate().open(None);
-        Registry::start(&config.zookeeper, wanted)
+        Registry::start(&config.zookeeper, assembly::wanted(&config, &store, Role::Master, &uri))
     };
     console.follow_registry(registry.state());
     info!(uri, epoch = %store.epoch(), "serving as master");

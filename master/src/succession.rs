@@ -1,16 +1,21 @@
 //! A promotion under `ackQuorum`: what was acknowledged may lie on several slaves, so the others are asked first, what
 //! they have more is copied from them, and whoever may lack something all the same is refused.
+//!
+//! They are asked twice: before anything is changed, so that a promotion that would lose something leaves no trace; and
+//! when the old master can acknowledge nothing any more, which until then it may have gone on doing with those slaves
+//! that still reached it.
 
 use crate::reign::Consent;
 use anyhow::{Result, bail};
-use metaq_broker::rules_for;
+use metaq_broker::{Node, rules_for};
 use metaq_config::BrokerConfig;
 use metaq_link::candidacy::{Answer, Candidate, doubts};
 use metaq_link::driver::{LinkTransport, Peer};
 use metaq_link::members::KnownMember;
 use metaq_link::promotion::Record;
+use metaq_registry::fence::{Fence, wait_for_vacancy};
 use metaq_registry::lookup;
-use metaq_store::Store;
+use metaq_store::{Partition, Store};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::timeout;
@@ -30,11 +35,39 @@ pub(crate) async fn settle(
     transport: &LinkTransport,
     consent: Consent,
 ) -> Result<()> {
-    // What cannot be read is told by the measurement.
-    let Ok(Some(mut record)) = Record::load(&config.system.data_path) else { return Ok(()) };
-    if record.quorum <= 1 {
-        return Ok(());
+    match record_of(config) {
+        Some(record) => gather(config, store, transport, consent, record, |_| ()).await,
+        None => Ok(()),
     }
+}
+
+/// The same for the second time, with the fence in hand. `node` serves reads already, and has to know of partitions that
+/// come with what is copied before anything is in them. Waits for ZooKeeper for ever. May be cancelled.
+pub(crate) async fn settle_again(
+    config: &BrokerConfig,
+    store: &Arc<Store>,
+    transport: &LinkTransport,
+    consent: Consent,
+    (node, fence): (&Node, &Fence),
+) -> Result<()> {
+    let Some(record) = record_of(config) else { return Ok(()) };
+    wait_for_vacancy(&config.zookeeper, config.system.broker_id, fence).await;
+    gather(config, store, transport, consent, record, |made| node.hold_back(made)).await
+}
+
+/// What this data knows as a slave of a quorum; `None` if it is none, or cannot be read, which the measurement tells.
+fn record_of(config: &BrokerConfig) -> Option<Record> {
+    Record::load(&config.system.data_path).ok().flatten().filter(|record| record.quorum > 1)
+}
+
+async fn gather(
+    config: &BrokerConfig,
+    store: &Arc<Store>,
+    transport: &LinkTransport,
+    consent: Consent,
+    mut record: Record,
+    made: impl Fn(&Arc<Partition>),
+) -> Result<()> {
     let (mut others, mut failures, mut copied) = (Vec::new(), Vec::new(), 0);
     let mut to_ask = others_of(config, &record, store.node_id()).await;
     while let Some(mut member) = to_ask.pop() {
@@ -43,7 +76,7 @@ pub(crate) async fn settle(
             Ok(peer) => {
                 peer.node.clone_into(&mut member.node);
                 if peer.epoch == store.epoch() {
-                    match peer.copy_more(store, |id| rules_for(config, &id.topic)).await {
+                    match peer.copy_more(store, |id| rules_for(config, &id.topic), &made).await {
                         Ok(bytes) => copied += bytes,
                         Err(reason) => failures.push(format!("slave {}: {reason}", member.slave_id)),
                     }

@@ -12,7 +12,8 @@ use metaq_config::ZooKeeper;
 use metaq_types::{BrokerId, Epoch};
 use serde::{Deserialize, Serialize};
 use std::time::{Duration, Instant};
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
+use tracing::warn;
 use zookeeper_client::{Acls, Client, CreateMode, CreateOptions, Error};
 
 /// Who may be the master of a broker id: the node whose reign began last.
@@ -156,6 +157,42 @@ async fn write(client: &Client, paths: &Paths, id: BrokerId, fence: &Fence, vers
             client.create(&path, fence.text().as_bytes(), &FENCE).await.map(drop)
         }
     }
+}
+
+/// Returns when nobody who reigned before `ours`, which is the fence, can acknowledge anything any more: no lease is given
+/// against our fence, and the seat of whoever had one is free. Also returns when the fence is not ours any more; the seat
+/// will say so. Waits for ZooKeeper for ever. May be cancelled.
+pub async fn wait_for_vacancy(zk: &ZooKeeper, id: BrokerId, ours: &Fence) {
+    let (paths, mut said) = (Paths::new(&zk.root), false);
+    loop {
+        if let Ok(client) = connect(zk).await {
+            while let Ok(holder) = holder(&client, &paths, id, ours).await {
+                let Some(holder) = holder else { return };
+                if !std::mem::replace(&mut said, true) {
+                    warn!("{holder} still has a session as the master; waiting for it to end");
+                }
+                sleep(SEAT_PAUSE).await;
+            }
+        }
+        sleep(SEAT_PAUSE).await;
+    }
+}
+
+/// Whoever reigned before `ours` and still has a session.
+async fn holder(client: &Client, paths: &Paths, id: BrokerId, ours: &Fence) -> Result<Option<String>, Error> {
+    let fence = read(client, &paths.fence(id)).await?.and_then(|(data, _)| Fence::parse(&data));
+    if fence.is_none_or(|fence| (fence.epoch, &fence.node) != (ours.epoch, &ours.node)) {
+        return Ok(None);
+    }
+    Ok(match read(client, &paths.seat(id)).await? {
+        None => None,
+        Some((data, _)) => match Fence::parse(&data) {
+            // Left by a process that ran on our data: it is dead, or the data would still be locked.
+            Some(seated) if seated.node == ours.node => None,
+            Some(seated) => Some(seated.uri),
+            None => Some("a stranger".to_owned()),
+        },
+    })
 }
 
 /// Who holds the seat of a broker id.

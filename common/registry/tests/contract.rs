@@ -5,8 +5,11 @@
 mod common;
 
 use common::{PATIENCE, Server, brokers, reaches, recorded, recording, registered, shows, slave, until};
+use metaq_registry::fence::{Fence, Lease, claim, wait_for_vacancy};
 use metaq_registry::{MasterAt, Registry, Role, State, WantedTopic, lookup};
-use metaq_types::{BrokerId, SlaveId, TopicName};
+use metaq_types::{BrokerId, Epoch, SlaveId, TopicName};
+use std::convert::Infallible;
+use std::pin::pin;
 use std::time::Duration;
 use tokio::time::{Instant, timeout};
 use zookeeper_client::{Acls, Client, CreateMode, CreateOptions, Error, EventType};
@@ -48,6 +51,7 @@ contract!(
     a_thousand_topics_are_registered_quickly,
     the_whole_cluster_can_be_looked_up,
     watches_fire_once,
+    whoever_takes_over_waits_for_the_seat,
 );
 
 async fn hold(client: &Client, path: &str, data: &str) {
@@ -315,6 +319,37 @@ async fn the_whole_cluster_can_be_looked_up(server: Server) {
     assert_eq!(closed.subscribe.len(), 2);
     assert_eq!(cluster.topics["meta-bench"].publish[&(id, Role::Master)], 10);
     assert_eq!(cluster.topics["meta-bench"].subscribe[&(id, slave())], 10);
+}
+
+/// The old master has lost the fence and keeps its session for a while: it may acknowledge under its last lease.
+async fn whoever_takes_over_waits_for_the_seat(server: Server) {
+    let (settings, id) = (server.settings(), BrokerId::new(0).unwrap());
+    let fence = |epoch, node: &str| Fence {
+        epoch: Epoch(epoch),
+        node: node.to_owned(),
+        uri: format!("meta://{node}:8123"),
+        since_unix_ms: 0,
+    };
+    let (old, new) = (fence(1, "a"), fence(2, "b"));
+    claim(&settings, id, |_| std::future::ready(Ok::<_, Infallible>(old.clone()))).await.unwrap();
+    // Nobody has the seat.
+    timeout(PATIENCE, wait_for_vacancy(&settings, id, &old)).await.unwrap();
+    let master = Registry::reign(&settings, recorded(Role::Master), old.clone());
+    let mut lease = master.lease();
+    timeout(PATIENCE, lease.wait_for(|lease| matches!(lease, Lease::Until(_)))).await.unwrap().unwrap();
+    // It is ours, left by an earlier process; or the fence is another one.
+    timeout(PATIENCE, wait_for_vacancy(&settings, id, &old)).await.unwrap();
+    timeout(PATIENCE, wait_for_vacancy(&settings, id, &new)).await.unwrap();
+    claim(&settings, id, |_| std::future::ready(Ok::<_, Infallible>(new.clone()))).await.unwrap();
+    let mut vacancy = pin!(wait_for_vacancy(&settings, id, &new));
+    tokio::select! {
+        () = &mut vacancy => panic!("the old master's session still lives"),
+        replaced = timeout(PATIENCE, lease.wait_for(|lease| matches!(lease, Lease::Replaced(_)))) => {
+            replaced.unwrap().unwrap();
+        }
+    }
+    master.close().await;
+    timeout(PATIENCE, vacancy).await.unwrap();
 }
 
 /// What the Java client builds on, by hand.

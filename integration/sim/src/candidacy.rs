@@ -1,5 +1,6 @@
 //! Before a slave of a quorum is promoted: the others are asked, what they have more is copied, and whoever may lack
-//! something that was acknowledged ends. The order is that of `master/succession.rs` and `link/driver/heir.rs`.
+//! something that was acknowledged ends; once before the claim, and once more when the old master can acknowledge nothing
+//! any more. The order is that of `master/succession.rs` and `link/driver/heir.rs`.
 
 use crate::log::{Log, Slice};
 use crate::master::Stage;
@@ -29,13 +30,9 @@ pub(crate) struct Poll {
 }
 
 impl World {
-    /// The first step of a start without a slave id.
+    /// The first step of a start without a slave id, and of one that goes on after its claim.
     pub(crate) fn settle_succession(&mut self, node: usize) {
-        let host = &self.nodes[node];
-        let record = host.disk.record.clone().filter(|record| record.quorum > 1);
-        let Some(record) = record.filter(|_| self.options.mutation != Some(Mutation::AskNobody)) else {
-            return self.settled(node, self.now);
-        };
+        let Some(record) = self.record_to_settle(node) else { return self.settled(node, self.now) };
         let mut others = record.members.clone();
         for slave in self.registered_slaves(node) {
             let uri = NAMES[slave];
@@ -48,9 +45,28 @@ impl World {
         let poll = Poll { record, waiting: Vec::new(), answers: Vec::new(), asked_at: self.now };
         let Some(master) = self.nodes[node].master_mut() else { return };
         master.poll = Some(poll);
-        master.stage = Stage::Polling;
         others.into_iter().for_each(|member| self.ask_member(node, member));
         self.conclude_if_complete(node);
+    }
+
+    /// The fence is ours.
+    pub(crate) fn on_claimed(&mut self, node: usize, epoch: Epoch) {
+        let (now, asks_again) = (self.now, self.record_to_settle(node).is_some());
+        let once = self.options.mutation == Some(Mutation::AskOnce);
+        let Some(master) = self.nodes[node].master_mut() else { return };
+        match asks_again {
+            false => self.begin_reign(node, epoch),
+            true if once => {
+                master.settled_at = now;
+                self.begin_reign(node, epoch);
+            }
+            true => master.stage = Stage::Vacating { epoch },
+        }
+    }
+
+    fn record_to_settle(&self, node: usize) -> Option<Record> {
+        let asks = self.options.mutation != Some(Mutation::AskNobody);
+        self.nodes[node].disk.record.clone().filter(|record| asks && record.quorum > 1)
     }
 
     fn ask_member(&mut self, node: usize, member: KnownMember) {
@@ -149,7 +165,7 @@ impl World {
         self.exit(node, Exit::Doubts);
     }
 
-    /// What may be missing is known; then the gaps, then the fence.
+    /// What may be missing is known; then the gaps, then the fence, or with it the reign.
     fn settled(&mut self, node: usize, asked_at: Ms) {
         let has_gaps = self.nodes[node].disk.logs.values().any(|log| !log.gaps().is_empty());
         let accepted = self.options.mutation == Some(Mutation::AcceptGaps);
@@ -157,7 +173,11 @@ impl World {
         if has_gaps && !master.accept_gap && !accepted {
             return self.exit(node, Exit::Gaps);
         }
-        (master.stage, master.settled_at) = (Stage::Looking, asked_at);
+        master.settled_at = asked_at;
+        match master.stage {
+            Stage::Polling { claimed: Some(epoch) } => self.begin_reign(node, epoch),
+            _ => master.stage = Stage::Looking,
+        }
     }
 }
 

@@ -34,7 +34,7 @@ pub(crate) struct Master {
     pub(crate) consent: bool,
     /// The operator has said `--accept-gap`.
     pub(crate) accept_gap: bool,
-    /// The members that are asked before the claim.
+    /// The members that are asked before the claim, and before the reign.
     pub(crate) poll: Option<Poll>,
     /// Whoever holds something acknowledged until then was asked for it.
     pub(crate) settled_at: Ms,
@@ -61,8 +61,10 @@ pub(crate) struct Master {
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Stage {
-    /// What the other members hold is asked.
-    Polling,
+    /// What the other members hold is asked; the second time the fence is ours.
+    Polling {
+        claimed: Option<Epoch>,
+    },
     Looking,
     /// The registered one was asked whether it lives, at this time.
     Asking {
@@ -70,6 +72,10 @@ pub(crate) enum Stage {
         since: Ms,
     },
     Writing {
+        epoch: Epoch,
+    },
+    /// The old master may still acknowledge.
+    Vacating {
         epoch: Epoch,
     },
     Reigning,
@@ -117,7 +123,7 @@ pub(crate) struct Unacknowledged {
 impl Master {
     pub(crate) fn new(consent: bool, accept_gap: bool, epoch: Epoch, now: Instant) -> Master {
         Master {
-            stage: Stage::Polling,
+            stage: Stage::Polling { claimed: None },
             consent,
             accept_gap,
             poll: None,
@@ -162,11 +168,11 @@ impl World {
         let now = self.now;
         let Some(master) = self.nodes[node].master_mut() else { return };
         let (ask, again) = match master.stage {
-            Stage::Polling if master.poll.is_none() => {
+            Stage::Polling { .. } if master.poll.is_none() => {
                 self.settle_succession(node);
                 return self.claim_in(node, SEAT_PAUSE_MS);
             }
-            Stage::Polling => {
+            Stage::Polling { .. } => {
                 self.on_poll_late(node);
                 return self.claim_in(node, SEAT_PAUSE_MS);
             }
@@ -176,6 +182,7 @@ impl World {
             }
             Stage::Asking { .. } => return self.claim_in(node, SEAT_PAUSE_MS),
             Stage::Looking | Stage::Writing { .. } => (Ask::Look { slave: false }, CLAIM_PAUSE_MS),
+            Stage::Vacating { epoch } => (Ask::Vacancy { ours: Fence { epoch, node } }, SEAT_PAUSE_MS),
             Stage::Reigning => {
                 let open = now < master.lease_until;
                 (Ask::Sit { session: master.session }, if open { RENEWAL_MS } else { SEAT_PAUSE_MS })
@@ -203,8 +210,12 @@ impl World {
                     self.send(Place::Node(node), Place::Node(other), Message::AreYouAlive { incarnation });
                 }
             },
-            (Told::Written(true), Stage::Writing { epoch }) => self.begin_reign(node, epoch),
+            (Told::Written(true), Stage::Writing { epoch }) => self.on_claimed(node, epoch),
             (Told::Written(false), Stage::Writing { .. }) => master.stage = Stage::Looking,
+            (Told::Vacant(true), Stage::Vacating { epoch }) => {
+                master.stage = Stage::Polling { claimed: Some(epoch) };
+                self.settle_succession(node);
+            }
             (Told::Seat { session, ours, fence }, Stage::Reigning) => self.on_seat(node, sent, session, ours, fence),
             (Told::Expired, Stage::Reigning) => master.session = None,
             _ => {}
@@ -236,7 +247,7 @@ impl World {
         self.ask_registry(node, Ask::Write { fence: Fence { epoch, node }, found });
     }
 
-    fn begin_reign(&mut self, node: usize, epoch: Epoch) {
+    pub(crate) fn begin_reign(&mut self, node: usize, epoch: Epoch) {
         let now = self.now;
         self.trace.note(now, || format!("{} begins to reign in epoch {epoch}", NAMES[node]));
         let disk = &mut self.nodes[node].disk;

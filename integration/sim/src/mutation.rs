@@ -47,6 +47,8 @@ pub enum Mutation {
     ShowAllAtStart,
     /// A slave is promoted without asking the other members.
     AskNobody,
+    /// A slave is promoted that has asked the others only while its old master could still acknowledge.
+    AskOnce,
     /// A slave is promoted although it may lack something that was acknowledged.
     IgnoreDoubts,
     /// A master lets segments go that the quorum does not hold.
@@ -57,7 +59,7 @@ pub enum Mutation {
     AcceptGaps,
 }
 
-pub const MUTATIONS: [(&str, Mutation); 26] = [
+pub const MUTATIONS: [(&str, Mutation); 27] = [
     ("no-lease", Mutation::NoLease),
     ("no-seat", Mutation::NoSeat),
     ("no-verdict", Mutation::NoVerdict),
@@ -80,6 +82,7 @@ pub const MUTATIONS: [(&str, Mutation); 26] = [
     ("read-unconfirmed", Mutation::ReadUnconfirmed),
     ("show-all-at-start", Mutation::ShowAllAtStart),
     ("ask-nobody", Mutation::AskNobody),
+    ("ask-once", Mutation::AskOnce),
     ("ignore-doubts", Mutation::IgnoreDoubts),
     ("retire-unconfirmed", Mutation::RetireUnconfirmed),
     ("slave-retires", Mutation::SlaveRetires),

@@ -28,6 +28,10 @@ pub(crate) enum Ask {
         fence: Fence,
         found: Option<Fence>,
     },
+    /// Whether nobody has the seat any more who reigned before this fence.
+    Vacancy {
+        ours: Fence,
+    },
     /// Take the seat, or keep it, then look at the fence; `None` opens a session first.
     Sit {
         session: Option<u64>,
@@ -49,6 +53,8 @@ pub(crate) enum Told {
     },
     /// Whether it was written.
     Written(bool),
+    /// Whether the seat is free, or the fence is another one by now.
+    Vacant(bool),
     Seat {
         session: u64,
         ours: bool,
@@ -101,6 +107,10 @@ impl Registry {
                     self.fence = Some(fence);
                 }
                 Some(Told::Written(written))
+            }
+            Ask::Vacancy { ours } => {
+                let seated = self.node_of(self.seat).filter(|seated| *seated != ours.node);
+                Some(Told::Vacant(seated.is_none() || self.fence != Some(ours)))
             }
             Ask::Sit { session } => Some(self.sit(node, session, now)),
             Ask::Register { session } => {

@@ -44,6 +44,7 @@ fn the_violation_names_what_the_rule_protects() {
         (Mutation::CountBeforeLevel, "somebody counts who must not"),
         (Mutation::CountBeyondEnd, "somebody counts who must not"),
         (Mutation::AskNobody, "an acknowledged message is lost"),
+        (Mutation::AskOnce, "an acknowledged message is lost"),
         (Mutation::IgnoreDoubts, "an acknowledged message is lost"),
         (Mutation::ReadUnconfirmed, "what was read is lost"),
         (Mutation::NeverGiveUp, "a put waits too long"),

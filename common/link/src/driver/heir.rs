@@ -65,15 +65,17 @@ impl Peer {
         self.listed.iter().map(|listed| (listed.partition.clone(), listed.end)).collect()
     }
 
-    /// Copies what this peer has more; answers how many bytes. What was copied when it fails is good.
+    /// Copies what this peer has more; answers how many bytes. What was copied when it fails is good. `made` is told of
+    /// each partition that was not here before, while nothing is in it.
     pub async fn copy_more(
         &self,
         store: &Arc<Store>,
         rules: impl Fn(&PartitionId) -> PartitionRules,
+        made: impl Fn(&Arc<Partition>),
     ) -> Result<u64, String> {
         let mut bytes = 0;
         for listed in &self.listed {
-            let Some(log) = log_for(store, listed, &rules).await? else { continue };
+            let Some(log) = log_for(store, listed, &rules, &made).await? else { continue };
             bytes += self.copy(&log, listed).await.map_err(|reason| format!("{}: {reason}", listed.partition))?;
         }
         Ok(bytes)
@@ -117,6 +119,7 @@ async fn log_for(
     store: &Arc<Store>,
     listed: &Listed,
     rules: impl Fn(&PartitionId) -> PartitionRules,
+    made: impl Fn(&Arc<Partition>),
 ) -> Result<Option<Arc<Partition>>, String> {
     let id = &listed.partition;
     let own = if id.is_journal() { store.journal() } else { store.get(&id.topic, id.number as i32) };
@@ -124,9 +127,13 @@ async fn log_for(
         return Ok(Some(own).filter(|own| own.positions().written < listed.end));
     }
     let (store, id, rules, first) = (Arc::clone(store), id.clone(), rules(id), listed.first);
-    let made = tokio::task::spawn_blocking(move || store.get_or_create(&id, &rules, first));
-    match made.await {
-        Ok(made) => made.map(Some).map_err(|error| error.to_string()),
+    let opened = tokio::task::spawn_blocking(move || store.get_or_create(&id, &rules, first));
+    match opened.await {
+        Ok(Ok(log)) => {
+            made(&log);
+            Ok(Some(log))
+        }
+        Ok(Err(error)) => Err(error.to_string()),
         Err(error) => std::panic::resume_unwind(error.into_panic()),
     }
 }
