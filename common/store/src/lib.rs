@@ -12,6 +12,7 @@
 
 mod acks;
 mod archive;
+mod at_risk;
 mod clean;
 mod committer;
 mod confirm;

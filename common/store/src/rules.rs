@@ -8,7 +8,7 @@ use std::time::Duration;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Flush {
     /// 0: every append is answered after a sync (group commit). Else appends are answered when they are in the page
-    /// cache, and a sync is made when more than this many are unsynced.
+    /// cache, as long as no more than this many that were answered are unsynced; a sync begins when half of that are.
     pub threshold: u32,
     /// Unsynced bytes of a partition are synced at the latest after this.
     pub interval: Duration,

@@ -1,4 +1,5 @@
 use crate::acks::{Ack, AckQueue, Appended};
+use crate::at_risk::AtRisk;
 use crate::committer::Wants;
 use crate::disk::write_all_at;
 use crate::errors::{AppendError, Refusal};
@@ -24,6 +25,7 @@ pub(crate) struct Writer {
     pub(crate) unsynced_records: u64,
     /// Appends up to here were promised a sync before their answer.
     promised: Offset,
+    at_risk: AtRisk,
 }
 
 /// Who holds the writer.
@@ -51,7 +53,7 @@ impl BatchRecord {
 
 impl Writer {
     pub(crate) fn new(active: Arc<Segment>, end: Offset) -> Writer {
-        Writer { active, end, unsynced_file: None, unsynced_records: 0, promised: end }
+        Writer { active, end, unsynced_file: None, unsynced_records: 0, promised: end, at_risk: AtRisk::default() }
     }
 
     fn segment_bytes(&self) -> u64 {
@@ -146,7 +148,7 @@ impl Partition {
             let appended = Appended { id, partition: self.id.number, offset, bytes };
             Answer { appended, ack: record.ack, synced: record.synced }
         });
-        self.publish(writer, answers, count, hand);
+        self.publish(writer, answers, count, false, hand);
     }
 
     fn take_ids(&self, count: usize) -> Result<Vec<MessageId>, AppendError> {
@@ -200,7 +202,7 @@ impl Partition {
         let (bytes, records) = (range.bytes.len() as u32, headers.len() as u64);
         let appended = Appended { id, partition: self.id.number, offset: range.at, bytes };
         let answer = Answer { appended, ack: range.ack, synced: false };
-        self.publish(writer, std::iter::once(answer), records, hand);
+        self.publish(writer, std::iter::once(answer), records, true, hand);
     }
 
     /// All in one segment, which a batch may exceed as a record may, and published together: no reader ever sees a part.
@@ -229,7 +231,7 @@ impl Partition {
         let id = records.last().expect("an empty batch was refused").id;
         let appended = Appended { id, partition: self.id.number, offset: writer.end, bytes: bytes as u32 };
         let answer = Answer { appended, ack, synced };
-        self.publish(writer, std::iter::once(answer), records.len() as u64, hand);
+        self.publish(writer, std::iter::once(answer), records.len() as u64, false, hand);
     }
 
     fn check_verbatim(&self, writer: &Writer, range: &Verbatim) -> Result<Vec<(u32, RecordHeader)>, Refusal> {
@@ -327,12 +329,26 @@ impl Partition {
         Ok(())
     }
 
+    /// Whether what was just written may be answered before it is durable: not behind what waits for a sync, and not when
+    /// more than the threshold could be lost. A copy has its original, so nothing is lost with it alone.
+    fn may_answer(&self, writer: &mut Writer, records: u64, is_copy: bool) -> bool {
+        let durable = self.cursors.durable();
+        durable >= writer.promised && (is_copy || writer.at_risk.has_room(durable, records, self.rules.threshold()))
+    }
+
     /// Makes what was just written count: position, index, counters, answers, and the sync it calls for.
-    fn publish(self: &Arc<Self>, writer: &mut Writer, answers: impl Iterator<Item = Answer>, records: u64, hand: Hand) {
+    fn publish(
+        self: &Arc<Self>,
+        writer: &mut Writer,
+        answers: impl Iterator<Item = Answer>,
+        records: u64,
+        is_copy: bool,
+        hand: Hand,
+    ) {
         let level = self.rules.level();
         let start = writer.end;
         let mut waits_for_sync = false;
-        let now_safe = level == FlushLevel::Os && self.cursors.durable() >= writer.promised;
+        let now_safe = level == FlushLevel::Os && self.may_answer(writer, records, is_copy);
         {
             let mut acks = self.acks.lock();
             for Answer { appended, ack, synced } in answers {
@@ -357,6 +373,9 @@ impl Partition {
                 self.synced_acks.lock().fail_beyond(self.cursors.durable(), reason);
             }
         }
+        if now_safe && !is_copy {
+            writer.at_risk.add(writer.end, records, self.rules.threshold());
+        }
         if !now_safe {
             writer.promised = writer.end;
             // Before our own sync, so that both run at once.
@@ -374,7 +393,8 @@ impl Partition {
             if hand == Hand::Appender {
                 self.want(Wants::Commit);
             }
-        } else if writer.unsynced_records > u64::from(self.rules.threshold()) {
+        } else if writer.unsynced_records > u64::from(self.rules.threshold() / 2) {
+            // Early enough to be done, as a rule, before an answer has to wait for it.
             self.want(Wants::Threshold);
         } else if self.waiting_readers.load(Ordering::SeqCst) > 0 {
             self.want_reader_sync();

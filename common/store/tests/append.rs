@@ -211,7 +211,7 @@ fn the_threshold_and_the_interval_sync_without_anybody_asking() {
         put(&partition, b"x").unwrap();
     }
     wait_synced(&partition);
-    assert_eq!(store.metrics().flushes(FlushCause::Threshold), 1);
+    assert!(store.metrics().flushes(FlushCause::Threshold) >= 1);
     let interval = Duration::from_millis(5);
     let rules = PartitionRules { flush: Flush { threshold: 1000, interval }, ..setup.rules() };
     let quick = store.get_or_create(&id("quick-0"), &rules, Offset::ZERO).unwrap();

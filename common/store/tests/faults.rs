@@ -282,3 +282,33 @@ fn a_store_dropped_in_the_middle_answers_what_it_owes() {
     }
     assert_eq!(refusal(put(&partition, b"late")), Refusal::Closing);
 }
+
+/// F55: however long a sync takes, no more than the threshold is answered that a power failure would take away.
+#[test]
+fn f55_no_more_is_answered_unsynced_than_the_threshold() {
+    for threshold in [1, 2, 7, 100] {
+        let Case { setup, disk, store } = case(threshold, 1 << 20);
+        let partition = setup.partition(&store, "test-0");
+        disk.shut_gate();
+        let outcomes = Arc::new(Outcomes::default());
+        let count = u64::from(threshold) + 20;
+        for ticket in 0..count {
+            append(&partition, b"message", Ack::new(outcomes.clone(), ticket));
+        }
+        wait_written(&partition, at(count * 27));
+        let answered = (0..count).filter(|ticket| outcomes.now(*ticket).is_some()).count();
+        disk.open_gate();
+        // Two that were written together are answered together.
+        assert!((1..=threshold as usize).contains(&answered), "{answered} of at most {threshold}");
+        for ticket in 0..count {
+            outcomes.wait(ticket).unwrap();
+        }
+        wait_synced(&partition);
+        for ticket in count..2 * count {
+            append(&partition, b"message", Ack::new(outcomes.clone(), ticket));
+        }
+        for ticket in count..2 * count {
+            outcomes.wait(ticket).unwrap();
+        }
+    }
+}
