@@ -31,6 +31,7 @@ mod queue;
 mod recovery;
 mod reigns;
 mod releases;
+mod removed;
 mod retention;
 mod roots;
 mod rules;

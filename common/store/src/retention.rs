@@ -180,8 +180,11 @@ impl Partition {
         }
         self.cursors.publish_kept(next.base);
         self.with_writer(|_| {
-            let rest = self.segments.load()[1..].to_vec();
-            self.segments.store(Arc::new(rest));
+            // Unless the log has begun again meanwhile, without it.
+            let segments = self.segments.load();
+            if Arc::ptr_eq(&segments[0], first) {
+                self.segments.store(Arc::new(segments[1..].to_vec()));
+            }
         });
         self.shared.files.forget(first);
         retired.push_back(Retired { base: first.base, path, bytes, rename: disposal == Disposal::Archive });

@@ -21,6 +21,7 @@ use parking_lot::{Mutex, RwLock};
 use rustix::process::{Resource, getrlimit};
 use std::collections::{BTreeMap, HashMap};
 use std::fs;
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -478,7 +479,15 @@ fn clean_entry(partition: &Partition) -> Result<CleanEntry, String> {
     let segments = partition.segments.load();
     let last = segments.last().expect("a partition has a segment");
     let path = last.path(&partition.directory());
-    let metadata = fs::metadata(&path).map_err(|error| format!("cannot read {}: {error}", path.display()))?;
+    let modified_nanos = match fs::metadata(&path) {
+        Ok(metadata) => modified_nanos(&metadata),
+        // The mark says where it ended, so that the next opening knows.
+        Err(error) if error.kind() == ErrorKind::NotFound => {
+            tracing::warn!(partition = %partition.id, file = %path.display(), "was removed while the broker ran");
+            0
+        }
+        Err(error) => return Err(format!("cannot read {}: {error}", path.display())),
+    };
     let damage = segments.iter().flat_map(|segment| {
         let base = segment.base.get();
         segment.damage().into_iter().map(move |range| (base, range))
@@ -486,7 +495,7 @@ fn clean_entry(partition: &Partition) -> Result<CleanEntry, String> {
     Ok(CleanEntry {
         base: last.base.get(),
         length: positions.written.bytes_since(last.base),
-        modified_nanos: modified_nanos(&metadata),
+        modified_nanos,
         records: partition.record_count(),
         damage: damage.collect(),
     })

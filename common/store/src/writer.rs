@@ -15,6 +15,7 @@ use std::fs::File;
 use std::io::{self, ErrorKind, IoSlice};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Instant;
 
 /// The end of one partition's log, owned by whoever holds its lock.
 pub(crate) struct Writer {
@@ -26,6 +27,8 @@ pub(crate) struct Writer {
     /// Appends up to here were promised a sync before their answer.
     promised: Offset,
     at_risk: AtRisk,
+    /// When the path of the active segment was looked at last.
+    pub(crate) looked: Option<Instant>,
 }
 
 /// Who holds the writer.
@@ -53,7 +56,15 @@ impl BatchRecord {
 
 impl Writer {
     pub(crate) fn new(active: Arc<Segment>, end: Offset) -> Writer {
-        Writer { active, end, unsynced_file: None, unsynced_records: 0, promised: end, at_risk: AtRisk::default() }
+        Writer {
+            active,
+            end,
+            unsynced_file: None,
+            unsynced_records: 0,
+            promised: end,
+            at_risk: AtRisk::default(),
+            looked: None,
+        }
     }
 
     fn segment_bytes(&self) -> u64 {
@@ -129,7 +140,8 @@ impl Partition {
     fn write_records(self: &Arc<Self>, writer: &mut Writer, records: Vec<NewRecord>, full: bool, hand: Hand) {
         self.unqueue(records.iter().map(|record| record.body.len()).sum());
         let written = (|| {
-            if full {
+            self.ensure_files(writer, false)?;
+            if full && writer.segment_bytes() > 0 {
                 self.roll(writer)?;
             }
             let ids = self.take_ids(records.len())?;
@@ -185,6 +197,7 @@ impl Partition {
             Err(error) => return refuse(range.ack, error),
         };
         let written = (|| {
+            self.ensure_files(writer, true)?;
             if range.segment != writer.active.base {
                 self.roll(writer)?;
             }
@@ -211,7 +224,9 @@ impl Partition {
         self.unqueue(records.iter().map(|record| record.body.len()).sum());
         let bytes = records.iter().map(|record| u64::from(record.bytes())).sum::<u64>();
         let written = (|| {
-            if full || writer.segment_bytes() + bytes > u64::from(u32::MAX) {
+            self.ensure_files(writer, false)?;
+            let full = full || writer.segment_bytes() + bytes > u64::from(u32::MAX);
+            if full && writer.segment_bytes() > 0 {
                 self.roll(writer)?;
             }
             let headers: Vec<_> = records.iter().map(BatchRecord::header).collect();
@@ -416,7 +431,7 @@ fn record_starts(writer: &Writer, lengths: impl Iterator<Item = u32>) -> Vec<u32
     starts.collect()
 }
 
-fn is_disk_full(error: &io::Error) -> bool {
+pub(crate) fn is_disk_full(error: &io::Error) -> bool {
     matches!(error.kind(), ErrorKind::StorageFull | ErrorKind::QuotaExceeded)
 }
 

@@ -1,0 +1,85 @@
+//! Files that are removed, moved or replaced while the store has them open.
+
+mod support;
+
+use metaq_store::{AppendError, Health, Reader, Refusal, SliceAt};
+use std::fs;
+use support::*;
+
+/// F35: the data of a topic goes while the broker runs. What is put then lasts, and no offset is used again.
+#[test]
+fn f35_a_log_whose_files_were_removed_goes_on_where_it_ended() {
+    for threshold in [0, 1000] {
+        let setup = Setup::new(threshold, 100);
+        let store = setup.open();
+        let partition = setup.partition(&store, "test-0");
+        for _ in 0..10 {
+            put(&partition, b"0123456789").unwrap();
+        }
+        fs::remove_dir_all(setup.path().join("test-0")).unwrap();
+        assert_eq!(put(&partition, b"after").unwrap().offset, at(300));
+        assert_eq!(put(&partition, b"more").unwrap().offset, at(325));
+        wait_durable(&partition, at(300));
+        assert!(matches!(partition.slice(0, 1000, Reader::Consumer), SliceAt::Trimmed { oldest } if oldest == at(300)));
+        // Removed again, now that a new segment is due.
+        put(&partition, &[1; 100]).unwrap();
+        fs::remove_dir_all(setup.path().join("test-0")).unwrap();
+        assert_eq!(put(&partition, b"third").unwrap().offset, at(469));
+        store.close().unwrap();
+        drop(store);
+        let store = setup.open();
+        let partition = store.get("test", 0).unwrap();
+        assert_eq!(bodies(&read_from(&partition, 469, 1000)), [b"third"]);
+        assert_eq!((partition.positions().kept, partition.positions().written), (at(469), at(494)));
+    }
+}
+
+#[test]
+fn a_log_that_was_moved_away_is_not_written_to_any_more() {
+    let setup = Setup::new(0, 1 << 20);
+    let store = setup.open();
+    let partition = setup.partition(&store, "test-0");
+    put(&partition, b"0123456789").unwrap();
+    let moved = setup.path().join("aside");
+    fs::rename(setup.path().join("test-0"), &moved).unwrap();
+    // A path is looked at now and then only.
+    let until = std::time::Instant::now() + DEADLINE;
+    while !setup.path().join("test-0").exists() {
+        put(&partition, b"0123456789").unwrap();
+        assert!(std::time::Instant::now() < until, "not noticed within the deadline");
+        std::thread::yield_now();
+    }
+    let end = partition.positions().kept;
+    assert_eq!(fs::metadata(moved.join(format!("{:020}.meta", 0))).unwrap().len(), end.get());
+}
+
+#[test]
+fn a_log_of_which_a_part_was_removed_is_read_only() {
+    let setup = Setup::new(0, 100);
+    let store = setup.open();
+    let partition = setup.partition(&store, "test-0");
+    for _ in 0..10 {
+        put(&partition, b"0123456789").unwrap();
+    }
+    fs::remove_file(setup.segment("test-0", 240)).unwrap();
+    let Err(AppendError::Refused(Refusal::Poisoned(reason))) = put(&partition, b"x") else { panic!("not refused") };
+    assert!(reason.contains("removed or moved while the broker ran"), "{reason}");
+    assert!(matches!(partition.health(), Health::Poisoned(_)));
+}
+
+/// F35: nobody put anything after the removal: the next opening knows where the log ended all the same.
+#[test]
+fn f35_files_removed_before_an_orderly_stop_are_known_to_be_gone() {
+    let setup = Setup::new(0, 100);
+    let store = setup.open();
+    let partition = setup.partition(&store, "test-0");
+    for _ in 0..10 {
+        put(&partition, b"0123456789").unwrap();
+    }
+    fs::remove_dir_all(setup.path().join("test-0")).unwrap();
+    store.close().unwrap();
+    drop(store);
+    let store = setup.open();
+    assert!(store.get("test", 0).is_none());
+    assert_eq!(store.first_offset(&id("test-0")), at(300));
+}
