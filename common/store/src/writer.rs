@@ -294,7 +294,11 @@ impl Partition {
         let cut = {
             let _turn = self.sync_turn.lock();
             let disk = &self.shared.disk;
-            disk.set_len(file, position).and_then(|()| disk.sync_data(file))
+            match disk.set_len(file, position) {
+                // There is nothing to cut, as with a file that we may only read.
+                Err(_) if file.metadata().is_ok_and(|found| found.len() == position) => Ok(()),
+                cut => cut.and_then(|()| disk.sync_data(file)),
+            }
         };
         if let Err(cut) = cut {
             let path = path.display();

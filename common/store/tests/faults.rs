@@ -312,3 +312,18 @@ fn f55_no_more_is_answered_unsynced_than_the_threshold() {
         }
     }
 }
+
+/// A file that may not be written refuses: nothing of the message is in it, and the answer says so.
+#[test]
+fn a_file_that_may_only_be_read_refuses() {
+    let Case { setup, disk, store } = case(0, 1 << 20);
+    put(&setup.partition(&store, "test-0"), b"before").unwrap();
+    store.close().unwrap();
+    drop(store);
+    let store = setup.open_on(disk.clone());
+    disk.add(Fault::ReadOnly);
+    let partition = store.get("test", 0).unwrap();
+    assert!(matches!(refusal(put(&partition, b"x")), Refusal::Poisoned(_)));
+    assert!(matches!(partition.health(), Health::Poisoned(_)));
+    assert_eq!(bodies(&read_from(&partition, 0, 1000)), [b"before"]);
+}

@@ -20,6 +20,8 @@ pub(crate) enum Fault {
     ShortWrite,
     SyncError,
     SetLenError,
+    /// Files can be opened for reading only.
+    ReadOnly,
     /// Every change from now on fails: the process is as good as dead.
     Dead,
 }
@@ -172,7 +174,7 @@ impl Disk for FaultyDisk {
     }
 
     fn open(&self, path: &Path) -> io::Result<File> {
-        OsDisk.open(path)
+        if self.state.lock().faults.contains(&Fault::ReadOnly) { File::open(path) } else { OsDisk.open(path) }
     }
 
     fn write_at(&self, file: &File, position: u64, parts: &[IoSlice<'_>]) -> io::Result<usize> {
