@@ -1,3 +1,4 @@
+use crate::window::data_from;
 use rustix::fs::{Advice, fadvise, fdatasync};
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, ErrorKind, IoSlice, Write};
@@ -199,6 +200,7 @@ pub(crate) fn copy_aside(
     let mut block = vec![0u8; COPY_BLOCK_BYTES];
     let mut at = start;
     while at < end {
+        at = data_from(file, at, end)?;
         let wanted = (end - at).min(COPY_BLOCK_BYTES as u64) as usize;
         let block = &mut block[..wanted];
         file.read_exact_at(block, at)?;

@@ -61,6 +61,7 @@ pub(crate) fn load(
         (this.base + this.bytes < next.base).then(|| offset(this.base) + this.bytes)
     };
     let Some((last, sealed)) = found.split_last() else { return Ok(None) };
+    check_length(directory, sealed)?;
     let damage_of = |base: u64| match clean {
         Some(entry) => entry.damage.iter().filter(|(at, _)| *at == base).map(|(_, range)| range.clone()).collect(),
         None => Vec::new(),
@@ -129,8 +130,8 @@ pub(crate) fn list(directory: &Path) -> Result<Vec<Found>, String> {
             return Err(format!("{} is not named by an offset; move it elsewhere", path.display()));
         };
         let bytes = metadata.len();
-        if bytes > u64::from(u32::MAX) || Offset::new(base.saturating_add(bytes)).is_none() {
-            return Err(format!("{} of {bytes} bytes is longer than a segment can be", path.display()));
+        if Offset::new(base.saturating_add(bytes)).is_none() {
+            return Err(format!("{} of {bytes} bytes ends beyond the last offset; move it elsewhere", path.display()));
         }
         found.push(Found { base, name_digits, bytes, modified_nanos: modified_nanos(&metadata) });
     }
@@ -161,6 +162,18 @@ fn check_joined(directory: &Path, found: &[Found]) -> Result<(), String> {
     Ok(())
 }
 
+/// Positions are 32 bits. What the last segment has beyond is a tail that is cut off.
+fn check_length(directory: &Path, sealed: &[Found]) -> Result<(), String> {
+    match sealed.iter().find(|found| found.bytes > u64::from(u32::MAX)) {
+        Some(found) => Err(format!(
+            "{} of {} bytes is longer than a segment can be; restore it, or move it and those before it elsewhere",
+            found.path(directory).display(),
+            found.bytes
+        )),
+        None => Ok(()),
+    }
+}
+
 /// Reads the last segment, makes what is in it durable, and cuts off a torn tail.
 fn recover(
     disk: &dyn Disk,
@@ -175,7 +188,7 @@ fn recover(
     // not be what is on the device: write back what can be, then read what is there.
     disk.sync_data(&file).map_err(|error| cannot("sync", error))?;
     disk.forget_cached(&file);
-    let scan = scan(&file, last.bytes as u32).map_err(|error| cannot("read", error))?;
+    let scan = scan(&file, u32::try_from(last.bytes).unwrap_or(u32::MAX)).map_err(|error| cannot("read", error))?;
     disk.sync_dir(directory).map_err(|error| format!("cannot sync {}: {error}", directory.display()))?;
     for damage in &scan.damage {
         tracing::warn!(

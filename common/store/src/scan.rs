@@ -122,7 +122,9 @@ fn next_candidate(window: &mut Window<'_>, from: u64) -> io::Result<Option<u64>>
         let block = window.at(at, HEADER as usize)?;
         let places = block.len() - HEADER as usize + 1;
         if block.iter().all(|byte| *byte == 0) {
-            at += places as u64;
+            // A hole may be larger than any disk; a header may begin in its last bytes.
+            let data = window.data_from(at + places as u64)?;
+            at = (at + places as u64).max(data.saturating_sub(HEADER));
             continue;
         }
         for (place, bytes) in block.array_windows::<{ HEADER as usize }>().enumerate() {

@@ -327,3 +327,41 @@ async fn waiters_learn_of_new_partitions_and_bytes() {
     store.close().unwrap();
     tokio::time::timeout(DEADLINE, waiting).await.unwrap().unwrap();
 }
+
+/// F21: a length that lies, in files that say they are as large as it does or larger: opened at once, handled as a torn
+/// tail, in several partitions, without a copy of the emptiness.
+#[test]
+fn f21_a_file_of_holes_costs_nothing() {
+    let setup = Setup::new(0, 1 << 30);
+    let store = setup.open();
+    let lengths: [(u64, u32); 4] =
+        [(2 << 30, 0x7fff_ff00), (2 << 30, (2 << 30) - 70), (3 << 30, u32::MAX), (6 << 30, 7)];
+    for number in 0..lengths.len() {
+        let partition = setup.partition(&store, &format!("test-{number}"));
+        for _ in 0..3 {
+            put(&partition, b"12345").unwrap();
+        }
+    }
+    drop(store);
+    for (number, (bytes, length)) in lengths.iter().enumerate() {
+        edit(&setup.segment(&format!("test-{number}"), 0), |file| {
+            file.write_all_at(&length.to_be_bytes(), 50).unwrap();
+            file.set_len(*bytes).unwrap();
+        });
+    }
+    let started = Instant::now();
+    let store = setup.open();
+    assert!(started.elapsed() < Duration::from_secs(5), "{:?}", started.elapsed());
+    assert!(store.recovery_report().failed.is_empty(), "{:?}", store.recovery_report());
+    for (number, (bytes, _)) in lengths.iter().enumerate() {
+        let partition = store.get("test", number as i32).unwrap();
+        assert_eq!(read_from(&partition, 0, 1 << 20).len(), 2);
+        assert_eq!(put(&partition, b"again").unwrap().offset, at(50));
+        let repair = store.recovery_report().repaired.iter().find(|r| r.partition == id(&format!("test-{number}")));
+        let repair = repair.unwrap();
+        assert_eq!(repair.cut_bytes, bytes - 50);
+        let copy = fs::metadata(&repair.copy).unwrap();
+        assert_eq!(copy.len(), bytes - 50);
+        assert!(std::os::unix::fs::MetadataExt::blocks(&copy) < 1000, "the copy is as empty");
+    }
+}
