@@ -70,7 +70,7 @@ pub(crate) fn load(
         .iter()
         .enumerate()
         .map(|(place, found)| {
-            let segment = found.segment(Vec::new(), damage_of(found.base));
+            let segment = found.segment(Vec::new(), damage_of(found.base)).unread(found.bytes);
             Arc::new(match gap_behind(sealed, place) {
                 Some(end) => segment.before_gap(end),
                 None => segment,
@@ -81,7 +81,7 @@ pub(crate) fn load(
         (entry.base, entry.length, entry.modified_nanos) == (last.base, last.bytes, last.modified_nanos)
     });
     if let Some(entry) = fits {
-        segments.push(Arc::new(last.segment(Vec::new(), damage_of(last.base))));
+        segments.push(Arc::new(last.segment(Vec::new(), damage_of(last.base)).unread(last.bytes)));
         let end = offset(last.base) + last.bytes;
         let (records, highest_id) = (entry.records, None);
         return Ok(Some(Loaded { segments, end, records, highest_id, repair: None, damaged_bytes: 0 }));

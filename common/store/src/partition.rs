@@ -302,7 +302,12 @@ impl Partition {
         let from = offset.bytes_since(segment.base) as u32;
         let limit = segment_end.bytes_since(segment.base) as u32;
         let file = || self.file_of(segment);
-        match segment.cut(from, bytes_max.max(1), limit, file) {
+        let cut = match reader {
+            Reader::Consumer => segment.cut_good(from, bytes_max.max(1), limit, file),
+            // A node checks every record itself, and is to see the log as it is.
+            Reader::Replica | Reader::Member => segment.cut(from, bytes_max.max(1), limit, file),
+        };
+        match cut {
             Ok(Cut::Skip { to }) => SliceAt::Skip { to: segment.base + u64::from(to) },
             Ok(Cut::At(cut)) => match file() {
                 Ok(file) => SliceAt::Bytes(Slice::new(file, segment.base, from, cut - from, end)),

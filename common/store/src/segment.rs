@@ -15,6 +15,9 @@ use std::sync::atomic::AtomicBool;
 /// How far behind a known boundary a reader may start so that walking there first is worth it.
 const WALK_BYTES_MAX: u32 = 2 * 1024 * 1024;
 
+/// Bytes read at once where all of them are needed.
+const CHECK_BLOCK_BYTES: usize = 256 * 1024;
+
 const WALK_BLOCK_BYTES: usize = INDEX_INTERVAL_BYTES as usize;
 
 /// Digits of a segment's name as we and the original write it.
@@ -36,6 +39,8 @@ pub(crate) struct Segment {
     pub(crate) retired: AtomicBool,
     /// When its newest record was written, once retention had to find out; a sealed segment's never changes.
     pub(crate) newest_ms: OnceLock<i64>,
+    /// What the file held when it was found, and nobody has read since: it may be damaged.
+    unread_bytes: u32,
     known: Mutex<Known>,
 }
 
@@ -47,6 +52,8 @@ struct Known {
     boundaries: Vec<u32>,
     /// Bad records with good ones behind them, ascending.
     damage: Vec<Range<u32>>,
+    /// Records of `unread_bytes` that were read since, one after the other, and are good.
+    good: Range<u32>,
 }
 
 /// Where a read that starts at a given place may end.
@@ -73,8 +80,15 @@ impl Segment {
             used: AtomicBool::new(false),
             retired: AtomicBool::new(false),
             newest_ms: OnceLock::new(),
-            known: Mutex::new(Known { boundaries, damage }),
+            unread_bytes: 0,
+            known: Mutex::new(Known { boundaries, damage, good: 0..0 }),
         }
+    }
+
+    /// The same, where the first `bytes` of the file were found and not read.
+    pub(crate) fn unread(mut self, bytes: u64) -> Segment {
+        self.unread_bytes = u32::try_from(bytes).unwrap_or(u32::MAX);
+        self
     }
 
     /// The same, with a gap behind it from `end` on.
@@ -125,6 +139,83 @@ impl Segment {
         bytes_max: u32,
         limit: u32,
         open: impl Fn() -> io::Result<Arc<File>>,
+    ) -> io::Result<Cut> {
+        self.cut_by_headers(from, bytes_max, limit, &open)
+    }
+
+    /// The same for a reader that does not look at what it gets before it relies on it: what was found at the opening
+    /// and not read since is read first, once, and damage in it is known from then on. So a consumer is led across a
+    /// bad record of a sealed segment, instead of being given it again and again.
+    pub(crate) fn cut_good(
+        &self,
+        from: u32,
+        bytes_max: u32,
+        limit: u32,
+        open: impl Fn() -> io::Result<Arc<File>>,
+    ) -> io::Result<Cut> {
+        loop {
+            let cut = self.cut_by_headers(from, bytes_max, limit, &open)?;
+            let Cut::At(end) = cut else { return Ok(cut) };
+            if self.is_good(from, end) || self.check(&*open()?, from, end, limit)? {
+                return Ok(cut);
+            }
+        }
+    }
+
+    fn is_good(&self, from: u32, end: u32) -> bool {
+        let end = end.min(self.unread_bytes);
+        if from >= end {
+            return true;
+        }
+        let good = &self.known.lock().good;
+        good.start <= from && end <= good.end
+    }
+
+    /// Reads the records from `from` to `end`. `false`: one is damaged, which is noted now. A place that nobody knows for
+    /// the start of a record proves nothing when no record is found there.
+    fn check(&self, file: &File, from: u32, end: u32, limit: u32) -> io::Result<bool> {
+        let mut window = Window::new(file, end.into(), CHECK_BLOCK_BYTES);
+        let mut at = u64::from(from);
+        while let Some((_, next)) = window.record(at)? {
+            at = next;
+        }
+        if at >= u64::from(end) {
+            self.known.lock().note_good(from..end);
+            return Ok(true);
+        }
+        let is_start = at > u64::from(from) || self.is_start(file, from)?;
+        if is_start {
+            self.note_bad(file, at as u32, limit)?;
+        }
+        Ok(!is_start)
+    }
+
+    /// Whether a record is known to start at `at`, if only by the lengths of those before it.
+    fn is_start(&self, file: &File, at: u32) -> io::Result<bool> {
+        let start = {
+            let known = self.known.lock();
+            if known.good.end == at {
+                return Ok(true);
+            }
+            known.boundary_at_or_before(at)
+        };
+        if at - start > WALK_BYTES_MAX {
+            return Ok(false);
+        }
+        let mut window = Window::new(file, at.into(), WALK_BLOCK_BYTES);
+        let mut place = u64::from(start);
+        while let Some(end) = window.end_of(place)? {
+            place = end;
+        }
+        Ok(place == u64::from(at))
+    }
+
+    fn cut_by_headers(
+        &self,
+        from: u32,
+        bytes_max: u32,
+        limit: u32,
+        open: &impl Fn() -> io::Result<Arc<File>>,
     ) -> io::Result<Cut> {
         loop {
             let (limit, hint) = {
@@ -194,8 +285,13 @@ impl Segment {
         if bad >= window.length() {
             return Ok(Some(Cut::At(walk.target)));
         }
-        let bad = bad as u32;
-        let to = next_good_in(file, walk.limit, bad)?.unwrap_or(walk.limit);
+        self.note_bad(file, bad as u32, walk.limit)?;
+        Ok(None)
+    }
+
+    /// The record at `bad` is damaged.
+    fn note_bad(&self, file: &File, bad: u32, limit: u32) -> io::Result<()> {
+        let to = next_good_in(file, limit, bad)?.unwrap_or(limit);
         let mut known = self.known.lock();
         if known.next_damage(bad).is_none_or(|damage| damage.start > bad) {
             let place = known.damage.partition_point(|damage| damage.start < bad);
@@ -205,7 +301,7 @@ impl Segment {
                 segment = %self.base, from = bad, to, "a record is damaged; it is kept, and readers are led across it"
             );
         }
-        Ok(None)
+        Ok(())
     }
 }
 
@@ -232,6 +328,15 @@ impl Known {
         if start - before >= INDEX_INTERVAL_BYTES && self.boundaries.get(place).is_none_or(|after| *after != start) {
             self.boundaries.insert(place, start);
         }
+    }
+
+    /// Readers of old messages mostly go on where they were: one stretch is enough, and it is the newest.
+    fn note_good(&mut self, range: Range<u32>) {
+        let joins = range.start <= self.good.end && self.good.start <= range.end && !self.good.is_empty();
+        self.good = match joins {
+            true => self.good.start.min(range.start)..self.good.end.max(range.end),
+            false => range,
+        };
     }
 
     /// The first damage that ends behind `from`.

@@ -328,6 +328,62 @@ async fn waiters_learn_of_new_partitions_and_bytes() {
     tokio::time::timeout(DEADLINE, waiting).await.unwrap().unwrap();
 }
 
+/// F21: a damaged record in the middle of a sealed segment, whether its length or its body, is met by readers only: they
+/// are led across it, and everything else is read, however much is asked for at once.
+#[test]
+fn f21_damage_in_sealed_segments_is_passed_over() {
+    for clean in [false, true] {
+        let setup = Setup::new(0, 1000);
+        let store = setup.open();
+        for name in ["a-0", "b-0", "c-0"] {
+            let partition = setup.partition(&store, name);
+            for number in 0..40u8 {
+                put(&partition, &[number; 80]).unwrap();
+            }
+        }
+        if clean {
+            store.close().unwrap();
+        }
+        drop(store);
+        for (name, base, place, bytes) in [
+            ("a-0", 1000, 300, i32::MAX.to_be_bytes()),
+            ("a-0", 2000, 0, u32::MAX.to_be_bytes()),
+            ("b-0", 1000, 900, 0x8000_0000_u32.to_be_bytes()),
+            ("b-0", 0, 450, *b"XXXX"),
+        ] {
+            edit(&setup.segment(name, base), |file| file.write_all_at(&bytes, place).unwrap());
+        }
+        let store = setup.open();
+        for (name, missing) in [("a", vec![13, 20]), ("b", vec![4, 19]), ("c", vec![])] {
+            let expected: Vec<u8> = (0..40).filter(|number| !missing.contains(number)).collect();
+            let partition = store.get(name, 0).unwrap();
+            for bytes_max in [1, 250, 1 << 20] {
+                let read: Vec<u8> = read_from(&partition, 0, bytes_max).iter().map(|m| m.body[0]).collect();
+                assert_eq!(read, expected, "{name} by {bytes_max}");
+            }
+        }
+    }
+}
+
+/// A consumer that goes on in the middle of a sealed segment, or right at the damage.
+#[test]
+fn damage_is_met_wherever_a_reader_begins() {
+    for begin in [100, 200, 300, 400] {
+        let setup = Setup::new(0, 1000);
+        let store = setup.open();
+        let partition = setup.partition(&store, "a-0");
+        for number in 0..20u8 {
+            put(&partition, &[number; 80]).unwrap();
+        }
+        drop((partition, store));
+        edit(&setup.segment("a-0", 0), |file| file.write_all_at(&i32::MAX.to_be_bytes(), 300).unwrap());
+        let store = setup.open();
+        let read: Vec<u8> = read_from(&store.get("a", 0).unwrap(), begin, 1 << 20).iter().map(|m| m.body[0]).collect();
+        let expected: Vec<u8> = ((begin / 100) as u8..20).filter(|number| *number != 3).collect();
+        assert_eq!(read, expected, "from {begin}");
+    }
+}
+
 /// F21: a length that lies, in files that say they are as large as it does or larger: opened at once, handled as a torn
 /// tail, in several partitions, without a copy of the emptiness.
 #[test]
