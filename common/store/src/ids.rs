@@ -23,6 +23,8 @@ const FOUND_ID_MAX: i64 = i64::MAX / 64 * 63;
 
 /// A clock set back by less than this is not worth a line.
 const STEP_WARNED_MS: i64 = 1_000;
+/// The same for a step while no broker ran, told by the ids that were given before.
+const STEP_WHILE_DOWN_MS: i64 = 3_600_000;
 const STEP_WARNING_INTERVAL: Duration = Duration::from_secs(60);
 
 /// Wall clock in milliseconds since 1970.
@@ -51,7 +53,8 @@ struct State {
     mark: i64,
     /// The latest time the clock has shown.
     latest_ms: i64,
-    warned: Option<Instant>,
+    /// When the last line about a step was written, and how large that was.
+    warned: Option<(Instant, i64)>,
 }
 
 impl IdClock {
@@ -67,7 +70,10 @@ impl IdClock {
             Err(error) if error.kind() == ErrorKind::NotFound => 0,
             Err(error) => return Err(OpenError::io("read", path)(error)),
         };
-        let state = State { last: mark.saturating_sub(1).max(0), mark, latest_ms: now(), warned: None };
+        // Each crash leaves the mark ahead by what was reserved, so only a large step back is one of the clock.
+        let (now_ms, mark_ms) = (now(), time_of(mark) + EPOCH_MS - RESERVED_AHEAD_MS);
+        let latest_ms = if mark_ms - now_ms > STEP_WHILE_DOWN_MS { mark_ms } else { now_ms };
+        let state = State { last: mark.saturating_sub(1).max(0), mark, latest_ms, warned: None };
         Ok(IdClock {
             broker_id,
             path,
@@ -190,9 +196,11 @@ impl IdClock {
         let now_ms = (self.now)();
         let back_ms = state.latest_ms - now_ms;
         if back_ms >= STEP_WARNED_MS {
-            if state.warned.is_none_or(|at| at.elapsed() >= STEP_WARNING_INTERVAL) {
+            // A clock that swings writes a line a minute; one that steps much further says so at once.
+            let is_news = |(at, ms): (Instant, i64)| at.elapsed() >= STEP_WARNING_INTERVAL || back_ms >= 2 * ms;
+            if state.warned.is_none_or(is_news) {
                 tracing::warn!(back_ms, "the clock was set back; message ids go on from the last one given");
-                state.warned = Some(Instant::now());
+                state.warned = Some((Instant::now(), back_ms));
             }
             state.latest_ms = now_ms;
         } else {

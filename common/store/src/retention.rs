@@ -111,7 +111,7 @@ impl Partition {
             let ends = segments[1..].iter().map(|next| next.base).chain([positions.written]);
             let bytes: Vec<u64> = segments.iter().zip(ends).map(|(segment, end)| bytes_of(segment, end)).collect();
             let newest_ms =
-                |place| partition.newest_ms(&segments[place..place + 2], |at| is_old(at, retention.age, now_ms));
+                |place| partition.newest_ms(&segments[place..], now_ms, |at| is_old(at, retention.age, now_ms));
             expired(&bytes, newest_ms, &retention, now_ms)
         })
     }
@@ -216,15 +216,19 @@ impl Partition {
         Ok(())
     }
 
-    /// When the newest record of a sealed segment (the first of `pair`) was written, in milliseconds since 1970, or any
+    /// When the newest record of a sealed segment (the first of `rest`) was written, in milliseconds since 1970, or any
     /// time that `is_old` decides alike: ids grow along a log, so its neighbours' often do, and the segment need not be
-    /// read. Where ids tell no time (the original's are negative), it is when the file was last changed.
-    fn newest_ms(&self, pair: &[Arc<Segment>], is_old: impl Fn(i64) -> bool) -> Option<i64> {
-        let [segment, next] = pair else { return None };
-        if let Some(newest_ms) = segment.newest_ms.get() {
+    /// read. Where ids tell no time it is when the file was last changed: the original's are negative, and ours are ahead
+    /// of the clock when that was once ahead of the time. Then the file's time may be, too, but it is not newer than
+    /// those behind it.
+    fn newest_ms(&self, rest: &[Arc<Segment>], now_ms: i64, is_old: impl Fn(i64) -> bool) -> Option<i64> {
+        let [segment, next, ..] = rest else { return None };
+        // What was found while the clock was ahead is not to be relied on now that it is not.
+        if let Some(newest_ms) = segment.newest_ms.get().filter(|at| **at <= now_ms) {
             return Some(*newest_ms);
         }
-        let first_of = |segment| self.first_id(segment).and_then(unix_ms);
+        let told = |id| unix_ms(id).filter(|at| *at <= now_ms);
+        let first_of = |segment| self.first_id(segment).and_then(told);
         if let Some(later_ms) = first_of(next).filter(|at| is_old(*at)) {
             return Some(later_ms);
         }
@@ -232,11 +236,16 @@ impl Partition {
             return Some(earlier_ms);
         }
         let bytes = bytes_of(segment, next.base);
-        let newest_ms = match self.last_id(segment, bytes).ok().flatten().and_then(unix_ms) {
+        let newest_ms = match self.last_id(segment, bytes).ok().flatten().and_then(told) {
             Some(newest_ms) => newest_ms,
-            None => modified_ms(&segment.path(&self.directory()))?,
+            None => {
+                let directory = self.directory();
+                let mut times = rest.iter().map_while(|segment| modified_ms(&segment.path(&directory)));
+                times.find(|at| *at <= now_ms)?
+            }
         };
-        Some(*segment.newest_ms.get_or_init(|| newest_ms))
+        let _ = segment.newest_ms.set(newest_ms);
+        Some(newest_ms)
     }
 
     fn first_id(&self, segment: &Arc<Segment>) -> Option<MessageId> {

@@ -368,3 +368,34 @@ fn readers_and_writers_go_on_meanwhile() {
     assert!(partition.positions().kept > at(0));
     store.close().unwrap();
 }
+
+/// F28: the clock was a year ahead for a while, and the ids still are. What is old goes all the same: by the files' times,
+/// and what was written meanwhile by those behind it.
+#[test]
+fn a_clock_that_was_ahead_keeps_nothing_for_ever() {
+    const YEAR: i64 = 365 * 86_400;
+    let case = case(Disposal::Delete);
+    let partition = case.partition();
+    let written = |case: &Case, base: u64| {
+        let time = UNIX_EPOCH + Duration::from_millis(case.now() as u64);
+        let file = fs::File::options().write(true).open(case.setup.segment("test-0", base)).unwrap();
+        file.set_modified(time).unwrap();
+    };
+    case.later(YEAR);
+    for base in [0, 100] {
+        case.fill(1);
+        written(&case, base);
+    }
+    // A run meanwhile, which finds nothing old.
+    assert_eq!(partition.expire(case.now()).segments, 0);
+    case.later(-YEAR);
+    for base in [200, 300, 400] {
+        case.fill(1);
+        written(&case, base);
+    }
+    assert_eq!(partition.expire(case.later(5)).segments, 0, "nothing is older than the age");
+    // The segment at 200 was last written in second 3.
+    let removed = partition.expire(START_MS + 13_500);
+    assert_eq!((removed.segments, removed.first), (3, at(300)));
+    assert_eq!(partition.expire(case.later(3600)).first, at(400));
+}
