@@ -66,6 +66,7 @@ pub(crate) fn recover_all(
         match loaded {
             Ok(Some(loaded)) => {
                 note(&mut report, &place.id, &loaded);
+                compare_with_mark(&place.id, &loaded, clean);
                 if let Some(id) = loaded.highest_id {
                     shared.ids.found(id);
                 }
@@ -92,6 +93,18 @@ fn note(report: &mut RecoveryReport, id: &PartitionId, loaded: &Loaded) {
     report.repaired.extend(loaded.repair.clone());
     if loaded.damaged_bytes > 0 {
         report.damaged.push((id.clone(), loaded.damaged_bytes));
+    }
+}
+
+/// A log that ends before where the last orderly stop left it has lost messages since, to whoever touched its files.
+fn compare_with_mark(id: &PartitionId, loaded: &Loaded, clean: Option<&CleanMark>) {
+    let Some(left_at) = clean.and_then(|mark| mark.get(id)).map(|entry| entry.base + entry.length) else { return };
+    if loaded.end.get() < left_at {
+        tracing::error!(
+            partition = %id, end = %loaded.end, left_at,
+            "ends before where the last stop left it: somebody has removed or cut its files, and consumers that are \
+             further will meet other messages there; restore the files, if they are to be had, before anything is put"
+        );
     }
 }
 
