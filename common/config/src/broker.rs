@@ -17,6 +17,9 @@ use std::path::{Path, PathBuf};
 /// Far above ten thousand topic sections.
 const FILE_BYTES_MAX: u64 = 16 * 1024 * 1024;
 
+/// A name that is not known is compared with no more than this many that are: anybody may ask.
+const COMPARED_MAX: usize = 1000;
+
 /// A whole `server.ini`, checked: every value is within its range and nothing is left to resolve.
 #[derive(Clone, Debug)]
 pub struct BrokerConfig {
@@ -80,6 +83,11 @@ impl BrokerConfig {
     /// Of several patterns the one with the most characters besides `*` fits best, then the first by name.
     pub fn topic(&self, name: &str) -> Option<&Topic> {
         self.topics.get(name).or_else(|| self.topics.get(self.patterns.best(name)?))
+    }
+
+    /// The section whose name is most like `name`, for whoever meant that one.
+    pub fn nearest_topic(&self, name: &str) -> Option<&str> {
+        nearest(name, self.topics.keys().take(COMPARED_MAX).map(|topic| topic.as_str()))
     }
 
     /// What is in force once `new` replaces this at run time: its topics, and what of its `[system]` a reload takes over,

@@ -51,8 +51,12 @@ pub enum CreateError {
     /// It exists, and its files could not be loaded at start.
     #[error("partition {partition} is not served: {reason}")]
     Failed { partition: PartitionId, reason: String },
-    #[error("cannot create partition {partition}: {reason}")]
-    Io { partition: PartitionId, reason: String },
+    #[error("{}cannot create partition {partition}: {reason}", full(.disk_full))]
+    Io { partition: PartitionId, reason: String, disk_full: bool },
+}
+
+fn full(disk_full: &bool) -> &'static str {
+    if *disk_full { "disk full: " } else { "" }
 }
 
 /// Why a store could not be opened. Trouble with a single partition is not among them: it is reported and the others

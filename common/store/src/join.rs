@@ -82,7 +82,7 @@ impl Store {
         id: &PartitionId,
         change: impl FnOnce(&Arc<Partition>) -> Result<T, String>,
     ) -> Result<T, CreateError> {
-        let failed = |reason: String| CreateError::Io { partition: id.clone(), reason };
+        let failed = |reason: String| CreateError::Io { partition: id.clone(), reason, disk_full: false };
         self.exchange(id, |old| {
             old.close();
             old.commit(FlushCause::Close);

@@ -15,6 +15,7 @@ use crate::roots::{Root, node_id};
 use crate::rules::PartitionRules;
 use crate::segment::Segment;
 use crate::wal::{Wal, WalOptions, replay};
+use crate::writer::is_disk_full;
 use metaq_types::limits::OPEN_FILES_MAX;
 use metaq_types::{BrokerId, Epoch, JOURNAL_TOPIC, Lineage, Offset, PartitionId, Reign, TopicName};
 use parking_lot::{Mutex, RwLock};
@@ -171,6 +172,12 @@ impl Store {
         self.partitions.read().get(topic)?.get(&number).cloned()
     }
 
+    /// Why a partition that exists is not served: its files could not be loaded at the opening.
+    pub fn unserved(&self, topic: &str, partition: i32) -> Option<&str> {
+        let number = u32::try_from(partition).ok().filter(|_| !self.failed.is_empty())?;
+        self.failed.iter().find(|(id, _)| id.number == number && *id.topic == *topic).map(|(_, reason)| reason.as_str())
+    }
+
     /// Where a master's new partition begins: at 0, or where an earlier one of that name ended.
     pub fn first_offset(&self, id: &PartitionId) -> Offset {
         self.ended.get(id).copied().unwrap_or(Offset::ZERO)
@@ -196,9 +203,8 @@ impl Store {
         if let Some(partition) = self.existing(id) {
             return Ok(partition);
         }
-        let failed = |reason: String| CreateError::Io { partition: id.clone(), reason };
-        let root = self.root_for(&mut roots, &rules.data_path).map_err(|error| failed(error.to_string()))?;
-        let partition = self.create(id, rules, root, first).map_err(failed)?;
+        let root = self.root_for(&mut roots, &rules.data_path).map_err(|error| cannot_create(id, error.to_string()))?;
+        let partition = self.create(id, rules, root, first)?;
         self.partitions.write().entry(id.topic.clone()).or_default().insert(id.number, partition.clone());
         self.bump_catalog();
         Ok(partition)
@@ -214,7 +220,7 @@ impl Store {
         if roots.committers.is_none() {
             return Err(CreateError::Closing);
         }
-        let missing = || CreateError::Io { partition: id.clone(), reason: "there is no such partition".to_owned() };
+        let missing = || cannot_create(id, "there is no such partition".to_owned());
         let old = self.existing(id).ok_or_else(missing)?;
         let (new, made) = make(&old)?;
         self.partitions.write().entry(id.topic.clone()).or_default().insert(id.number, Arc::new(new));
@@ -272,14 +278,18 @@ impl Store {
         rules: &PartitionRules,
         root: Arc<Path>,
         first: Offset,
-    ) -> Result<Arc<Partition>, String> {
+    ) -> Result<Arc<Partition>, CreateError> {
         let disk = &*self.shared.disk;
         let directory = root.join(id.to_string());
-        let cannot = |error: std::io::Error| format!("in {}: {error}", directory.display());
+        let cannot = |error: std::io::Error| CreateError::Io {
+            partition: id.clone(),
+            reason: format!("in {}: {error}", directory.display()),
+            disk_full: is_disk_full(&error),
+        };
         create_dirs(disk, &directory).map_err(cannot)?;
         // A directory that was there already may hold segments, as when a topic's path was changed to an old one.
         let shared = self.shared.clone();
-        if let Some(found) = load(disk, id, &directory, None)? {
+        if let Some(found) = load(disk, id, &directory, None).map_err(|reason| cannot_create(id, reason))? {
             let (segments, end, records) = (found.segments, found.end, found.records);
             return Ok(Arc::new(Partition::new(id.clone(), root, shared, rules, segments, end, records)));
         }
@@ -410,6 +420,10 @@ impl Drop for Store {
             }
         }
     }
+}
+
+fn cannot_create(id: &PartitionId, reason: String) -> CreateError {
+    CreateError::Io { partition: id.clone(), reason, disk_full: false }
 }
 
 /// The system's data path first, then each other one once.

@@ -1,4 +1,4 @@
-//! A topic that is removed and comes again: F35.
+//! A topic that is removed and comes again: F35; one that is not there, or not whole: F44, F56.
 
 use anyhow::Result;
 use metaq_harness::process::{Site, wait_until};
@@ -40,5 +40,95 @@ fn f35_a_topic_that_comes_again_goes_on_where_it_ended() -> Result<()> {
             assert_eq!((reply.code, reply.text()), (301, end.to_string()));
         }
     }
+    Ok(())
+}
+
+/// F35: the same while the broker runs all the time. What is acknowledged afterwards is there after a restart.
+#[test]
+fn f35_a_topic_whose_data_goes_while_the_broker_runs() -> Result<()> {
+    let mut site = Site::new()?;
+    site.topic("other", &[]);
+    let broker = site.start_master(&[])?;
+    let mut raw = Raw::connect(&broker.address)?;
+    for _ in 0..100 {
+        raw.put("test", 0, b"before")?.stored()?;
+    }
+    let end = raw.end("test", 0)?;
+    site.remove_topic("test").write_ini()?;
+    broker.signal(Signal::HUP)?;
+    wait_until("puts to be refused", || Ok((raw.put("test", 0, b"x")?.code == 403).then_some(())))?;
+    let end = end.max(raw.end("test", 0).unwrap_or(end));
+    fs::remove_dir_all(site.data().join("test-0"))?;
+    site.topic("test", &[]).write_ini()?;
+    broker.signal(Signal::HUP)?;
+    let first = wait_until("the topic to be back", || Ok(raw.put("test", 0, b"again")?.stored().ok()))?;
+    assert!(first.offset >= end, "no offset is used again: {} after {end}", first.offset);
+    for _ in 0..4 {
+        raw.put("test", 0, b"again")?.stored()?;
+    }
+    broker.kill()?;
+    let broker = site.start_master(&[])?;
+    let mut raw = Raw::connect(&broker.address)?;
+    assert_eq!(raw.read_all("test", 0, first.offset)?.len(), 5, "the group that had read everything");
+    let reply = raw.get("test", 0, 0, 1024)?;
+    assert_eq!((reply.code, reply.text()), (301, first.offset.to_string()));
+    Ok(())
+}
+
+/// F44: a dot is a dot, and whoever took it for any character is told which section is there.
+#[test]
+fn f44_an_unknown_topic_is_told_the_section_it_needs() -> Result<()> {
+    let mut site = Site::new()?;
+    site.topic("a.b", &[]);
+    let broker = site.start_master(&[])?;
+    let mut raw = Raw::connect(&broker.address)?;
+    raw.put("a.b", 0, b"x")?.stored()?;
+    let reply = raw.put("axb", 0, b"x")?;
+    assert_eq!(reply.code, 500);
+    for part in ["The server do not accept topic axb", "not stored", "[topic=axb]", "[topic=a.b]"] {
+        assert!(reply.text().contains(part), "{part}: {}", reply.text());
+    }
+    let reply = raw.put("no/topic", 0, b"x")?;
+    assert!(reply.code == 500 && reply.text().contains("cannot contain '/'"), "{}", reply.text());
+    Ok(())
+}
+
+/// F56: a partition that cannot be read is not answered as if it were not there, takes no message meant for any
+/// partition, and is back when its trouble is.
+#[test]
+fn f56_a_partition_that_is_not_served_says_so() -> Result<()> {
+    let mut site = Site::new()?;
+    site.set("numPartitions", "3");
+    let broker = site.start_master(&[])?;
+    let mut raw = Raw::connect(&broker.address)?;
+    for partition in 0..3 {
+        raw.put("test", partition, b"before")?.stored()?;
+    }
+    assert!(broker.stop()?.success());
+    let foreign = site.data().join("test-1/what.meta");
+    fs::write(&foreign, "x")?;
+    let broker = site.start_master(&[])?;
+    let mut raw = Raw::connect(&broker.address)?;
+    let names_it = |text: &str| assert!(text.contains("what.meta") && text.contains("not served"), "{text}");
+    let reply = raw.get("test", 1, 0, 1024)?;
+    assert_eq!(reply.code, 500);
+    names_it(&reply.text());
+    let reply = raw.ask("offset test g 1 0 5")?;
+    assert_eq!(reply.code, 500);
+    names_it(&reply.text());
+    let reply = raw.put("test", 1, b"x")?;
+    assert!(reply.code == 500 && reply.text().contains("not stored"), "{}", reply.text());
+    names_it(&reply.text());
+    for _ in 0..6 {
+        let stored = raw.put("test", -1, b"any")?.stored()?;
+        assert_ne!(stored.partition, 1);
+    }
+    assert_eq!(raw.get("test", 3, 0, 1024)?.code, 404, "one that never was");
+    assert!(broker.stop()?.success());
+    fs::remove_file(foreign)?;
+    let broker = site.start_master(&[])?;
+    let mut raw = Raw::connect(&broker.address)?;
+    assert_eq!(raw.read_all("test", 1, 0)?.len(), 1);
+    raw.put("test", 1, b"after")?.stored()?;
     Ok(())
 }

@@ -168,6 +168,12 @@ fn log(node: &Shared, get: &Get, asker: Asker) -> Option<Arc<Partition>> {
 /// The checks of the original in its order (wire-protocol, "3.2 get").
 fn now(node: &Shared, get: &Get, asker: Asker) -> Outcome {
     let Some(partition) = log(node, get, asker) else {
+        if !asker.is_node
+            && let Some(reason) = node.store.unserved(&get.topic, get.partition)
+        {
+            let text = failed(&node.uri, &get.topic, i64::from(get.partition), &unserved(reason));
+            return Outcome::Answer(Answer::text(Status::InternalServerError, text));
+        }
         let text = missing_partition(&get.topic, get.partition);
         return Outcome::Nothing(Answer::text(Status::NotFound, text));
     };
@@ -224,6 +230,11 @@ fn extra(node: &Shared, partition: &Partition, segment: Offset) -> ValueExtra {
 fn asks_quorum(node: &Shared, partition: &Partition) -> bool {
     partition.confirmed() != Offset::MAX
         || (node.quorum.is_on() && node.quorum.look(|quorums| quorums.is_watched(partition.id())))
+}
+
+/// What is there and cannot be read is not to be taken for nothing.
+pub(crate) fn unserved(reason: &str) -> String {
+    format!("the partition is not served: {reason}; correct that and restart the broker")
 }
 
 pub(crate) fn missing_partition(topic: &str, partition: i32) -> String {

@@ -1,6 +1,6 @@
 use crate::answer::Answer;
 use crate::dispatch::Conversation;
-use crate::handlers::get::missing_partition;
+use crate::handlers::get::{missing_partition, unserved};
 use crate::realtime::Kind;
 use metaq_types::Status;
 use metaq_wire::OffsetQuery;
@@ -14,7 +14,10 @@ pub(crate) fn offset(conversation: &Conversation, query: &OffsetQuery) {
     }
     let answer = match node.store.get(&query.topic, query.partition) {
         Some(partition) => Answer::text(Status::Success, partition.nearest(query.offset).to_string()),
-        None => Answer::text(Status::NotFound, missing_partition(&query.topic, query.partition)),
+        None => match node.store.unserved(&query.topic, query.partition) {
+            Some(reason) => Answer::text(Status::InternalServerError, unserved(reason)),
+            None => Answer::text(Status::NotFound, missing_partition(&query.topic, query.partition)),
+        },
     };
     conversation.outbound().answer(query.opaque, answer);
 }

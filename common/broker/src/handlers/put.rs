@@ -6,10 +6,10 @@ use crate::node::{NodeRole, Shared};
 use crate::realtime::Kind;
 use crate::topics::TopicState;
 use metaq_config::Topic;
-use metaq_store::{Ack, AckSink, Partition};
+use metaq_store::{Ack, AckSink, CreateError, Health, Partition};
 use metaq_txn::NewMessage;
 use metaq_types::limits::RECORD_HEADER_BYTES;
-use metaq_types::{MessageId, PartitionId, Status};
+use metaq_types::{MessageId, PartitionId, Status, TopicName};
 use metaq_wire::{Put, TransactionKey};
 use std::sync::Arc;
 
@@ -105,7 +105,8 @@ fn accept(node: &Shared, state: Option<&TopicState>, put: &Put) -> Result<(Arc<P
     if let NodeRole::Slave { slave_id, master, .. } = &node.role {
         let master = master.borrow().clone().unwrap_or_else(|| "not known at the moment".to_owned());
         let detail = format!(
-            "this broker is slave {slave_id} of broker {} and accepts no messages; send them to its master: {master}",
+            "not stored: this broker is slave {slave_id} of broker {} and accepts no messages; send them to its master: \
+             {master}",
             node.broker_id
         );
         return Err(refuse(Status::InternalServerError, detail));
@@ -114,7 +115,7 @@ fn accept(node: &Shared, state: Option<&TopicState>, put: &Put) -> Result<(Arc<P
         return Err(refuse(Status::ServiceUnavailable, format!("not stored: {reason}")));
     }
     let Some(state) = state else {
-        return Err(refuse(Status::InternalServerError, not_accepted(&put.topic)));
+        return Err(refuse(Status::InternalServerError, not_accepted(node, &put.topic)));
     };
     if !state.publish_open() {
         return Err(refuse(Status::Forbidden, closed(&put.topic)));
@@ -122,7 +123,7 @@ fn accept(node: &Shared, state: Option<&TopicState>, put: &Put) -> Result<(Arc<P
     let Some(topic) = state.settings.as_deref() else {
         return Err(refuse(Status::Forbidden, closed(&put.topic)));
     };
-    let number = choose(put.partition, topic)
+    let number = choose(node, &state.name, put.partition, topic)
         .ok_or_else(|| refuse(Status::InternalServerError, format!("wrong partition {}", put.partition)))?;
     let refuse = |status, detail: String| Refused { status, partition: number as i32, detail };
     let limit = node.message_bytes_max();
@@ -133,10 +134,7 @@ fn accept(node: &Shared, state: Option<&TopicState>, put: &Put) -> Result<(Arc<P
     if let Some(sent) = put.checksum
         && sent != checksum
     {
-        let detail = format!(
-            "Checksum failure,message may be corrupted when transfering on networking. sent {sent}, computed {checksum}"
-        );
-        return Err(refuse(Status::InternalServerError, detail));
+        return Err(refuse(Status::InternalServerError, wrong_checksum(sent, checksum)));
     }
     if !metaq_wire::attribute_fits(put.flag, &put.body) {
         return Err(refuse(Status::BadRequest, misfit_attribute(&put.body)));
@@ -144,8 +142,8 @@ fn accept(node: &Shared, state: Option<&TopicState>, put: &Put) -> Result<(Arc<P
     if let Some(reason) = node.admission.refusal() {
         return Err(refuse(Status::ServiceUnavailable, reason));
     }
-    let partition = open(node, state, topic, number)
-        .map_err(|detail| refuse(Status::InternalServerError, format!("not stored: {detail}")))?;
+    let partition =
+        open(node, state, topic, number).map_err(|error| refuse(cannot_open(&error), not_opened(&error)))?;
     if topic.ack.is_on() {
         let downgraded = node.quorum.admit(&partition, topic.ack).map_err(|shortage| {
             node.counters.quorum_refused();
@@ -158,32 +156,75 @@ fn accept(node: &Shared, state: Option<&TopicState>, put: &Put) -> Result<(Arc<P
     Ok((partition, checksum))
 }
 
-/// The partition to use: the one named, or for -1 one after the other.
-fn choose(partition: i32, topic: &Topic) -> Option<u32> {
+/// The partition to use: the one named, or for -1 one after the other of those that take messages, if any does.
+fn choose(node: &Shared, name: &TopicName, partition: i32, topic: &Topic) -> Option<u32> {
     use std::sync::atomic::{AtomicU32, Ordering};
     static TURN: AtomicU32 = AtomicU32::new(0);
     if partition == -1 {
-        return Some(TURN.fetch_add(1, Ordering::Relaxed) % topic.num_partitions);
+        let turn = TURN.fetch_add(1, Ordering::Relaxed) % topic.num_partitions;
+        let mut in_turn = (turn..topic.num_partitions).chain(0..turn);
+        return in_turn.find(|number| takes_messages(node, name, *number)).or(Some(turn));
     }
     u32::try_from(partition).ok().filter(|n| *n < topic.num_partitions)
 }
 
-fn open(node: &Shared, state: &TopicState, topic: &Topic, number: u32) -> Result<Arc<Partition>, String> {
+fn takes_messages(node: &Shared, name: &TopicName, number: u32) -> bool {
+    match node.store.get(name, number as i32) {
+        Some(partition) => partition.health() == Health::Ok,
+        None => node.store.unserved(name, number as i32).is_none(),
+    }
+}
+
+fn open(node: &Shared, state: &TopicState, topic: &Topic, number: u32) -> Result<Arc<Partition>, CreateError> {
     if let Some(partition) = node.store.get(&state.name, number as i32) {
         return Ok(partition);
     }
     let id = PartitionId { topic: state.name.clone(), number };
-    node.store
-        .get_or_create(&id, &crate::node::partition_rules(topic), node.store.first_offset(&id))
-        .map_err(|error| error.to_string())
+    node.store.get_or_create(&id, &crate::node::partition_rules(topic), node.store.first_offset(&id))
 }
 
-fn not_accepted(topic: &str) -> String {
-    format!("The server do not accept topic {topic}")
+fn cannot_open(error: &CreateError) -> Status {
+    match error {
+        CreateError::Closing | CreateError::Io { disk_full: true, .. } => Status::ServiceUnavailable,
+        CreateError::Failed { .. } | CreateError::Io { .. } => Status::InternalServerError,
+    }
+}
+
+fn not_opened(error: &CreateError) -> String {
+    let advice = match error {
+        CreateError::Closing => "",
+        CreateError::Io { disk_full: true, .. } => "; puts succeed again once there is space",
+        CreateError::Io { .. } => "; correct that and try again",
+        CreateError::Failed { .. } => "; correct that and restart the broker",
+    };
+    format!("not stored: {error}{advice}")
+}
+
+/// Clients look for the first words (wire-protocol, "3.1 put"); what follows is for a person who expected the topic here.
+fn not_accepted(node: &Shared, topic: &str) -> String {
+    let text = format!("The server do not accept topic {topic}");
+    if let Err(error) = TopicName::new(topic) {
+        return format!("{text}; not stored: {error}");
+    }
+    match node.config.current().nearest_topic(topic) {
+        Some(near) => format!(
+            "{text}; not stored: that needs a section [topic={topic}], or a pattern with * that fits, in server.ini of \
+             this broker; there is [topic={near}], where every character but * stands for itself"
+        ),
+        None => text,
+    }
+}
+
+fn wrong_checksum(sent: i32, computed: i32) -> String {
+    let sent = if sent < 0 { format!("{sent} (or {})", sent as u32) } else { sent.to_string() };
+    format!(
+        "Checksum failure,message may be corrupted when transfering on networking. sent {sent}, computed {computed} (the \
+         CRC-32 of the body without its top bit); not stored, send it again"
+    )
 }
 
 fn closed(topic: &str) -> String {
-    format!("topic {topic} is closed for publishing (acceptPublish=false, or its section was removed)")
+    format!("not stored: topic {topic} is closed for publishing (acceptPublish=false, or its section was removed)")
 }
 
 pub(crate) fn too_large(bytes: u64, limit: u32) -> String {
