@@ -1,6 +1,6 @@
 //! How a master begins: measure what a promotion may lose, take the fence, begin the reign.
 
-use crate::assembly;
+use crate::assembly::{self, Signals};
 use anyhow::{Context, Result, bail};
 use metaq_broker::{Gate, Node, Successor};
 use metaq_config::BrokerConfig;
@@ -18,6 +18,9 @@ use tracing::{info, warn};
 
 /// Between two tries to reach ZooKeeper for the claim.
 const CLAIM_PAUSE: Duration = Duration::from_millis(500);
+
+/// Between two looks whether a full disk has room again.
+const ROOM_PAUSE: Duration = Duration::from_millis(500);
 
 /// Between two tries to reach an old master.
 const TELL_PAUSE: Duration = Duration::from_secs(1);
@@ -144,8 +147,7 @@ pub(crate) fn next_epoch(store: &Store) -> Epoch {
 
 /// Makes the reign last, then sets the slave's record of its master aside: from now on it says nothing any more.
 pub(crate) async fn begin(store: &Arc<Store>, epoch: Epoch, data_path: &Path, promoted: bool) -> Result<()> {
-    let opened = Arc::clone(store);
-    tokio::task::spawn_blocking(move || opened.begin_reign(epoch)).await?.context("cannot begin a reign")?;
+    wait_for_room(store, epoch).await?;
     info!(%epoch, node = store.node_id(), "reign begun");
     if promoted {
         match Record::set_aside(data_path) {
@@ -154,6 +156,28 @@ pub(crate) async fn begin(store: &Arc<Store>, epoch: Epoch, data_path: &Path, pr
         }
     }
     Ok(())
+}
+
+/// Begins the reign, however long the disk is full: reads are served meanwhile, and an operator who starts a broker again
+/// because its disk is full is not left without it.
+async fn wait_for_room(store: &Arc<Store>, epoch: Epoch) -> Result<()> {
+    let mut signals = Signals::new()?;
+    let mut said = false;
+    loop {
+        let opened = Arc::clone(store);
+        match tokio::task::spawn_blocking(move || opened.begin_reign(epoch)).await? {
+            Err(error) if error.is_disk_full() => {
+                if !std::mem::replace(&mut said, true) {
+                    warn!("the disk is full: {error}; reads are served, puts are refused until there is space");
+                }
+            }
+            begun => return begun.context("cannot begin a reign"),
+        }
+        tokio::select! {
+            () = tokio::time::sleep(ROOM_PAUSE) => {}
+            () = signals.stop() => bail!("asked to stop while the disk was full"),
+        }
+    }
 }
 
 /// Where no registry keeps two masters apart: tells the old master, over and over, that its reign is over, should it

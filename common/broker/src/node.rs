@@ -48,8 +48,9 @@ use tracing::{info, warn};
 /// What `version` answers and `stats` shows; one word, since a greeting's words follow it.
 pub(crate) const VERSION: &str = concat!("metaq-", env!("CARGO_PKG_VERSION"));
 
-/// Why a master takes no messages before its reign is confirmed.
-const STARTING: &str = "the master is starting and not confirmed by ZooKeeper yet; try again";
+/// Why a master takes no messages before its reign has begun.
+const STARTING: &str =
+    "the master is starting: it is not confirmed by ZooKeeper yet, or waits for room on its disk; try again";
 
 /// How often idle connections, disk room and the age of the rates are looked at.
 const HOUSEKEEPING: Duration = Duration::from_secs(1);

@@ -77,6 +77,10 @@ pub enum OpenError {
 }
 
 impl OpenError {
+    pub fn is_disk_full(&self) -> bool {
+        matches!(self, OpenError::Io { source, .. } if crate::writer::is_disk_full(source))
+    }
+
     pub(crate) fn io(what: &'static str, path: impl Into<PathBuf>) -> impl FnOnce(io::Error) -> OpenError {
         let path = path.into();
         move |source| OpenError::Io { what, path, source }

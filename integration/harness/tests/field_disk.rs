@@ -113,6 +113,37 @@ fn f24_a_floor_of_free_space_refuses_before_the_disk_is_full() -> Result<()> {
     Ok(())
 }
 
+/// F24: a broker that is started again because its disk is full serves what it has, and goes on by itself.
+#[test]
+fn f24_a_start_on_a_full_disk_serves_reads_and_waits_for_room() -> Result<()> {
+    let mut site = Site::new()?;
+    let broker = site.start_master(&[])?;
+    Raw::connect(&broker.address)?.put("test", 0, b"before")?.stored()?;
+    broker.kill()?;
+    let (data, seed) = (site.data(), site.path().join("seed"));
+    fs::rename(&data, &seed)?;
+    fs::create_dir(&data)?;
+    let (data_text, seed_text) = (data.display(), seed.display());
+    let script = format!(
+        "mount -t tmpfs -o size=8m tmpfs {data_text} && cp -a {seed_text}/. {data_text} && \
+         {{ head -c 64M /dev/zero > {data_text}/filler 2> {seed_text}/said; exec \"$0\" \"$@\"; }}"
+    );
+    site.launch_by(["unshare", "--map-root-user", "--mount", "sh", "-c", &script].map(String::from).to_vec());
+    let mut broker = Broker::spawn(&site, "metaq-master", &[])?;
+    let line = broker.wait_for_line("advertised address")?;
+    broker.wait_for_line("the disk is full")?;
+    let address = line.split("meta://").nth(1).and_then(|rest| rest.split('"').next()).expect("the line has it");
+    let mut raw = Raw::connect(address)?;
+    assert_eq!(raw.read_all("test", 0, 0)?.len(), 1);
+    let reply = raw.put("test", 0, b"x")?;
+    assert_eq!(reply.code, 503);
+    assert!(reply.text().contains("not stored") && reply.text().contains("disk"), "{}", reply.text());
+    fs::remove_file(inside(&broker, &data).join("filler"))?;
+    broker.wait_for_line("serving as master")?;
+    raw.put("test", 0, b"after")?.stored()?;
+    Ok(())
+}
+
 /// A path as the broker sees it in its own mount namespace.
 fn inside(broker: &Broker, path: &std::path::Path) -> PathBuf {
     PathBuf::from(format!("/proc/{}/root{}", broker.pid(), path.display()))
