@@ -1,6 +1,8 @@
 //! What the node takes on at all: connections, bytes on their way into the store, room on the disk.
 
 use metaq_types::limits::{APPEND_QUEUE_BYTES_MAX, CONNECTIONS_MAX};
+use parking_lot::Mutex;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
@@ -11,6 +13,8 @@ pub(crate) struct Admission {
     /// Bytes of puts accepted and not yet answered.
     pub(crate) in_flight: Arc<AtomicUsize>,
     disk_low: AtomicBool,
+    /// Data paths with less free space than they are to have.
+    low_paths: Mutex<Vec<PathBuf>>,
 }
 
 /// A connection that was let in; counts until it is dropped.
@@ -30,17 +34,18 @@ impl Admission {
         self.connections.load(Ordering::Relaxed)
     }
 
-    /// Why a put cannot be taken on now, in words.
-    pub(crate) fn refusal(&self) -> Option<String> {
+    /// Why a put to a topic of this data path cannot be taken on now, in words.
+    pub(crate) fn refusal(&self, data_path: &Path) -> Option<String> {
         if self.in_flight.load(Ordering::Relaxed) >= APPEND_QUEUE_BYTES_MAX {
             return Some(format!(
                 "not stored: the broker is overloaded, {APPEND_QUEUE_BYTES_MAX} bytes wait to be written; try again"
             ));
         }
-        if self.disk_low.load(Ordering::Relaxed) {
-            return Some(
-                "not stored: disk full, free space is below minFreeDiskBytes; free some space and try again".to_owned(),
-            );
+        if self.disk_low.load(Ordering::Relaxed) && self.low_paths.lock().iter().any(|path| path == data_path) {
+            return Some(format!(
+                "not stored: disk full, free space at {} is below minFreeDiskBytes; free some space and try again",
+                data_path.display()
+            ));
         }
         None
     }
@@ -53,8 +58,11 @@ impl Admission {
         self.disk_low.load(Ordering::Relaxed)
     }
 
-    pub(crate) fn set_disk_low(&self, low: bool) -> bool {
-        self.disk_low.swap(low, Ordering::Relaxed) != low
+    /// Takes note of the paths with too little free space; answers those that were among them before.
+    pub(crate) fn set_low_paths(&self, paths: Vec<PathBuf>) -> Vec<PathBuf> {
+        let mut low_paths = self.low_paths.lock();
+        self.disk_low.store(!paths.is_empty(), Ordering::Relaxed);
+        std::mem::replace(&mut *low_paths, paths)
     }
 }
 

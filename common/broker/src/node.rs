@@ -32,7 +32,7 @@ use metaq_types::limits::{
 };
 use metaq_types::{BrokerId, JOURNAL_TOPIC, Opaque, PartitionId, SlaveId, Status};
 use parking_lot::Mutex;
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -489,19 +489,26 @@ async fn housekeeping(shared: Arc<Shared>) {
         if shared.period.is_over(now) {
             view::reset(&shared);
         }
-        let system = &shared.config.current().system;
-        let low = system.min_free_disk_bytes > 0
-            && rustix::fs::statvfs(&system.data_path)
-                .is_ok_and(|disk| disk.f_bavail * disk.f_frsize < system.min_free_disk_bytes);
-        if shared.admission.set_disk_low(low) {
-            if low {
-                warn!(
-                    floor = system.min_free_disk_bytes,
-                    "free disk space is below minFreeDiskBytes: puts are refused"
-                );
-            } else {
-                info!("free disk space is above minFreeDiskBytes again: puts are accepted");
-            }
-        }
+        watch_disks(&shared);
+    }
+}
+
+/// Each data path has a file system of its own, perhaps.
+fn watch_disks(shared: &Shared) {
+    let config = shared.config.current();
+    let floor = config.system.min_free_disk_bytes;
+    let is_low = |path: &&PathBuf| rustix::fs::statvfs(*path).is_ok_and(|disk| disk.f_bavail * disk.f_frsize < floor);
+    let paths: BTreeSet<&PathBuf> =
+        config.topics.values().map(|topic| &topic.data_path).chain([&config.system.data_path]).collect();
+    let low: Vec<PathBuf> = match floor {
+        0 => Vec::new(),
+        _ => paths.into_iter().filter(is_low).cloned().collect(),
+    };
+    let before = shared.admission.set_low_paths(low.clone());
+    for path in low.iter().filter(|path| !before.contains(path)) {
+        warn!(path = %path.display(), floor, "free disk space is below minFreeDiskBytes: puts are refused");
+    }
+    for path in before.iter().filter(|path| !low.contains(path)) {
+        info!(path = %path.display(), "free disk space is above minFreeDiskBytes again: puts are accepted");
     }
 }

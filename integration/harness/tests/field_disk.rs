@@ -144,6 +144,27 @@ fn f24_a_start_on_a_full_disk_serves_reads_and_waits_for_room() -> Result<()> {
     Ok(())
 }
 
+/// A topic with a data path of its own is refused for the room there, and no other is.
+#[test]
+fn the_floor_of_free_space_is_that_of_a_topics_own_disk() -> Result<()> {
+    let mut site = Site::new()?;
+    let own = site.path().join("own");
+    fs::create_dir(&own)?;
+    let own_text = own.display().to_string();
+    site.set("minFreeDiskBytes", "4*1024*1024").topic("own", &[("dataPath", &own_text)]);
+    let script = format!("mount -t tmpfs -o size=8m tmpfs {own_text} && exec \"$0\" \"$@\"");
+    site.launch_by(["unshare", "--map-root-user", "--mount", "sh", "-c", &script].map(String::from).to_vec());
+    let mut broker = site.start_master(&[])?;
+    let mut raw = Raw::connect(&broker.address)?;
+    raw.put("own", 0, b"before")?.stored()?;
+    fs::write(inside(&broker, &own).join("filler"), vec![0; 6 << 20])?;
+    broker.wait_for_line("puts are refused")?;
+    let reply = raw.put("own", 0, b"x")?;
+    assert!(reply.code == 503 && reply.text().contains(&own_text), "{}", reply.text());
+    raw.put("test", 0, b"elsewhere")?.stored()?;
+    Ok(())
+}
+
 /// A path as the broker sees it in its own mount namespace.
 fn inside(broker: &Broker, path: &std::path::Path) -> PathBuf {
     PathBuf::from(format!("/proc/{}/root{}", broker.pid(), path.display()))

@@ -139,7 +139,7 @@ fn accept(node: &Shared, state: Option<&TopicState>, put: &Put) -> Result<(Arc<P
     if !metaq_wire::attribute_fits(put.flag, &put.body) {
         return Err(refuse(Status::BadRequest, misfit_attribute(&put.body)));
     }
-    if let Some(reason) = node.admission.refusal() {
+    if let Some(reason) = node.admission.refusal(&topic.data_path) {
         return Err(refuse(Status::ServiceUnavailable, reason));
     }
     let partition =
