@@ -407,8 +407,13 @@ impl Header {
         self.int32(index, "opaque").map(Opaque)
     }
 
-    /// -1 means "not supplied".
+    /// -1 means "not supplied". A plain CRC-32, with its top bit set, is taken as the number of the same bits: no checksum
+    /// is that, so it is found wrong, and its sender learns what was computed instead of losing the connection.
     fn checksum(&self, index: usize) -> Result<Option<i32>, String> {
+        let plain = unsigned64(self.word(index)).and_then(|plain| u32::try_from(plain).ok());
+        if let Some(plain) = plain.filter(|plain| *plain > i32::MAX as u32 && *plain != u32::MAX) {
+            return Ok(Some(plain as i32));
+        }
         self.int32(index, "checksum").map(|checksum| Some(checksum).filter(|checksum| *checksum != -1))
     }
 

@@ -91,6 +91,9 @@ fn every_form_of_a_put_is_taken() {
         ("put t 0 5 0 907060870 9", Some(907_060_870), None),
         ("put t 0 5 0 -1 9", None, None),
         ("put t 0 5 0 -2 9", Some(-2), None),
+        // A plain CRC-32 is the number of the same bits, but for the one that would be "not supplied".
+        ("put t 0 5 0 2147483648 9", Some(i32::MIN), None),
+        ("put t 0 5 0 4294967294 9", Some(-2), None),
         ("put t 0 5 0 TX:s:1 9", None, key()),
         ("put t 0 5 0 null 9", None, None),
         ("put t 0 5 0 -1 TX:s:1 9", None, key()),
@@ -216,6 +219,8 @@ fn malformed_lines_are_refused_in_words() {
         ("put test 0 3 0 -1 foo 1\r\nabc", Some(1), "transaction key 'foo'"),
         ("put test 0 3 x 1\r\nabc", Some(1), "flag 'x'"),
         ("put test 0 3 0 1x 1\r\nabc", Some(1), "checksum '1x'"),
+        ("put test 0 3 0 4294967295 1\r\nabc", Some(1), "checksum '4294967295'"),
+        ("put test 0 3 0 4294967296 1\r\nabc", Some(1), "checksum '4294967296'"),
         ("sync test 0 3 0 1\r\n", Some(1), "6 words where 7 to 8"),
         ("sync test 0 3 0 x 1\r\nabc", Some(1), "message id 'x'"),
         ("transaction TX:s:1 s\r\n", None, "3 words where 5 to 7"),

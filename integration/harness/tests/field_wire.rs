@@ -59,6 +59,9 @@ fn f48_old_and_new_put_forms_side_by_side() -> Result<()> {
     // The unmasked value is a negative int32: not -1, and not equal, so it is refused.
     let unmasked = crc32fast::hash(body) as i32;
     assert_eq!(raw.put_with("test", 0, &format!("0 {unmasked}"), body)?.code, 500);
+    // The same bits without a sign: the connection goes on, and the answer has the right value.
+    let reply = raw.put_with("test", 0, &format!("0 {}", crc32fast::hash(body)), body)?;
+    assert!(reply.code == 500 && reply.text().contains(&crc(body).to_string()), "{}", reply.text());
     // A transaction that was never begun stores nothing, in both forms that carry a key.
     for words in ["0 TX:s-1:1", "0 -1 TX:s-1:1"] {
         assert_eq!(raw.put_with("test", 0, words, body)?.code, 500);
