@@ -6,7 +6,7 @@ use crate::nearest::nearest;
 use crate::policy::{DeletePolicy, DeleteWhen};
 use crate::system::{System, threshold};
 use crate::values::Values;
-use metaq_types::TopicName;
+use metaq_types::{JOURNAL_TOPIC, TopicName};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -62,6 +62,9 @@ pub(crate) fn parse_topics(ini: &Ini, system: &System, findings: &mut Findings) 
     for section in &ini.sections {
         let Some(name) = section.name.strip_prefix("topic=") else { continue };
         match TopicName::new(name) {
+            Ok(name) if *name == *JOURNAL_TOPIC => {
+                findings.error(section.line, format!("[{}]: that is what the transaction journal is called", section.name));
+            }
             Ok(name) => {
                 let topic = parse_topic(name.clone(), section, system, findings);
                 topics.insert(name, topic);

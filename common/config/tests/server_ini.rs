@@ -269,6 +269,7 @@ fn mistyped_sections_are_refused_with_what_was_meant() {
         ("[other]", "unknown section [other]; there are [system], [zookeeper] and [topic=NAME]"),
         ("[topic=a/b]", "[topic=a/b]: a topic name cannot contain '/'"),
         ("[topic= b]", "[topic= b]: a topic name cannot contain ' '"),
+        ("[topic=$journal]", "[topic=$journal]: that is what the transaction journal is called"),
         ("[topic=]", "[topic=]: a topic name must not be empty"),
         ("[topic=..]", "[topic=..]: a topic cannot be called '.' or '..'"),
     ];
