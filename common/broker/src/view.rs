@@ -10,7 +10,7 @@ use metaq_link::replicas::write_stats;
 use metaq_net::refusals::Reason;
 use metaq_store::{Partition, Positions};
 use metaq_types::{Offset, TopicName};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 use std::sync::Arc;
 use std::time::Instant;
@@ -99,13 +99,16 @@ fn quorum(node: &Shared, out: &mut String) {
 
 /// When a put to each topic is answered, by the settings in force.
 fn durability(node: &Shared, out: &mut String) {
-    for state in node.topics.snapshot() {
-        let Some(topic) = &state.settings else { continue };
+    let config = node.config.snapshot();
+    let held = node.store.partitions().into_iter().map(|partition| partition.id().topic.clone());
+    let names: BTreeSet<TopicName> = config.topics.keys().cloned().chain(held).collect();
+    for name in names {
+        let Some(topic) = config.topic(&name) else { continue };
         let _ = write!(
             out,
             "topic {} partitions {} unflush_threshold {} unflush_interval_ms {} ack_quorum {} ack_timeout_ms {} \
              ack_quorum_downgrade {}\r\n",
-            state.name,
+            name,
             topic.num_partitions,
             topic.unflush_threshold,
             topic.unflush_interval.as_millis(),

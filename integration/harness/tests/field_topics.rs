@@ -132,3 +132,21 @@ fn f56_a_partition_that_is_not_served_says_so() -> Result<()> {
     raw.put("test", 1, b"after")?.stored()?;
     Ok(())
 }
+
+/// F55: what an acknowledgement means is told of a topic that only a pattern admits, too, from its first message on.
+#[test]
+fn f55_the_level_of_a_topic_made_by_a_pattern_is_told() -> Result<()> {
+    let mut site = Site::new()?;
+    site.topic("app-*", &[("unflushThreshold", "5")]);
+    let broker = site.start_master(&[])?;
+    Raw::connect(&broker.address)?.put("app-one", 0, b"x")?.stored()?;
+    let mut told = String::new();
+    for again in [Some(broker), None] {
+        let broker = again.map_or_else(|| site.start_master(&[]), Ok)?;
+        told = Raw::connect(&broker.address)?.ask("stats durability 7")?.text();
+        assert!(told.contains("topic app-one partitions 1 unflush_threshold 5 "), "{told}");
+        broker.kill()?;
+    }
+    assert!(told.contains("topic app-* ") && told.contains("topic test "), "{told}");
+    Ok(())
+}

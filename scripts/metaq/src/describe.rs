@@ -104,8 +104,10 @@ fn row(broker: u16, topic: &str, settings: &Settings, members: Option<u32>) -> R
 /// The level and the worst loss it allows, in words.
 fn promise(settings: &Settings) -> (&'static str, String) {
     let Settings { unflush_threshold, unflush_interval_ms, quorum, downgrade, .. } = *settings;
-    let tail =
-        format!("the last {unflush_threshold} messages of a partition, none older than {unflush_interval_ms} ms");
+    let tail = match unflush_threshold {
+        1 => format!("the last message of a partition, not older than {unflush_interval_ms} ms"),
+        n => format!("the last {n} messages of a partition, none older than {unflush_interval_ms} ms"),
+    };
     match (quorum, unflush_threshold) {
         (1, 0) => ("fsync", "power loss: nothing; the node lost for good: what no slave had copied".to_owned()),
         (1, _) => ("os", format!("power loss: {tail}; the node lost for good: what no slave had copied")),
@@ -170,6 +172,12 @@ mod tests {
                 "os",
                 "power loss: the last 100 messages of a partition, none older than 500 ms; the node lost for good: what \
                  no slave had copied",
+            ),
+            (
+                settings(1, 1, false),
+                "os",
+                "power loss: the last message of a partition, not older than 500 ms; the node lost for good: what no slave \
+                 had copied",
             ),
             (settings(2, 0, false), "quorum", "any node lost for good: nothing"),
             (
