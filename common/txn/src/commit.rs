@@ -14,6 +14,7 @@ use metaq_wire::TransactionKey;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
+use tokio::sync::oneshot;
 
 /// A claimed transaction that is to be committed.
 pub(crate) struct Commit {
@@ -126,7 +127,7 @@ impl Inner {
                 let mut commits = self.commits.lock();
                 commits.waiting.push_back(Commit { number, key, by_operator, ready, done });
                 if !std::mem::replace(&mut commits.running, true) {
-                    self.spawn(Arc::clone(self).run_commits());
+                    self.spawn_here(Arc::clone(self).run_commits());
                 }
             }
             Err(reason) => {
@@ -139,11 +140,25 @@ impl Inner {
     /// Until nothing waits. What comes while the journal is synced makes up the next group.
     async fn run_commits(self: Arc<Self>) {
         loop {
+            // Behind the sessions that have something to do now: what they commit goes along.
+            tokio::task::yield_now().await;
             let group = self.commits.lock().next_group();
             if group.is_empty() {
                 return;
             }
-            self.commit_group(group).await;
+            let bytes: u64 = group.iter().map(Commit::bytes).sum();
+            if bytes <= u64::from(BATCH_BYTES_MAX) {
+                self.commit_group(group).await;
+                continue;
+            }
+            // One large transaction: to write it takes as long as a session must not be kept.
+            let (inner, (written, is_written)) = (Arc::clone(&self), oneshot::channel());
+            self.spawn(async move {
+                inner.commit_group(group).await;
+                let _ = written.send(());
+            });
+            // It ends as well when the task is dropped, with the coordinator.
+            let _ = is_written.await;
         }
     }
 
@@ -205,7 +220,7 @@ impl Inner {
         }
         let storing = self.append_batches(last_byte(appended), decided);
         let (inner, patience) = (Arc::clone(self), self.settings.confirm_within);
-        self.spawn(async move {
+        self.spawn_here(async move {
             let replies = inner.finish(storing, patience).await;
             answers.into_iter().zip(replies).for_each(|(done, reply)| done(reply));
         });

@@ -224,6 +224,13 @@ impl Inner {
         self.tasks.spawn_on(work, &self.runtime);
     }
 
+    /// On the threads of whoever calls: a session's, where the answers of the store arrive and the replies go out, so that
+    /// no commit wakes another thread. Not for work that takes long.
+    pub(crate) fn spawn_here(&self, work: impl Future<Output = ()> + Send + 'static) {
+        let here = Handle::try_current();
+        self.tasks.spawn_on(work, here.as_ref().unwrap_or(&self.runtime));
+    }
+
     fn is_settled(&self, number: Number) -> bool {
         self.table.lock().unsettled(number).is_none()
     }
