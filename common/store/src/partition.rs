@@ -96,6 +96,8 @@ pub struct Partition {
     pub(crate) passed_on: AtomicBool,
     /// The newest use of a file of the write-ahead log that holds bytes of this partition.
     pub(crate) wal_use: AtomicU64,
+    /// That log's keeper is about to sync the file, or at it.
+    pub(crate) settles: AtomicBool,
     /// The committer's note, for the bound on these.
     pub(crate) last_reader_sync: Mutex<Option<Instant>>,
 }
@@ -139,6 +141,7 @@ impl Partition {
             reader_waits: AtomicBool::new(false),
             passed_on: AtomicBool::new(false),
             wal_use: AtomicU64::new(0),
+            settles: AtomicBool::new(false),
             last_reader_sync: Mutex::new(None),
         }
     }

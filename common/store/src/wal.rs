@@ -24,7 +24,7 @@ use crate::metrics::{FlushCause, StoreMetrics};
 use crate::partition::Partition;
 use format::{BLOCK_BYTES, Buffer, Use};
 use keeper::{Job, Jobs};
-use metaq_types::limits::{WAL_RANGE_BYTES_MAX, WAL_ROUND_BYTES_MAX};
+use metaq_types::limits::{WAL_RANGE_BYTES_MAX, WAL_ROUND_BYTES_MAX, WAL_UNSETTLED_BYTES_MAX};
 use metaq_types::{Offset, PartitionId};
 use parking_lot::{Condvar, Mutex};
 use std::fs::File;
@@ -196,8 +196,9 @@ impl Wal {
                 drop(ring);
                 metrics.count_sync(FlushCause::Commit, started.elapsed());
                 metrics.wal_syncs.fetch_add(1, Ordering::Relaxed);
-                for (work, to) in &covered {
-                    work.partition.in_wal(*to);
+                for (work, to) in covered {
+                    work.partition.in_wal(to);
+                    self.settle_early(work.partition, to);
                 }
                 return left;
             }
@@ -209,6 +210,15 @@ impl Wal {
         }
         left.extend(covered.into_iter().map(|(work, _)| work));
         left
+    }
+
+    /// Has a partition with much that only the log holds settled now. Left until the log's file is full, megabytes would
+    /// be synced at once, and rounds would wait behind them.
+    fn settle_early(&self, partition: Arc<Partition>, to: Offset) {
+        let unsettled = to.bytes_since(partition.cursors.settled().min(to));
+        if unsettled >= u64::from(WAL_UNSETTLED_BYTES_MAX) && !partition.settles.swap(true, Ordering::Relaxed) {
+            self.jobs.push(Job::SettleEarly(partition));
+        }
     }
 
     /// Nothing said of a partition so far is put into its files any more, durably. It is settled, and its files are about

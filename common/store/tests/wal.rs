@@ -6,6 +6,7 @@ mod support;
 
 use metaq_store::{Ack, Partition, Store, StoreOptions, WalOptions};
 use metaq_types::Offset;
+use metaq_types::limits::WAL_UNSETTLED_BYTES_MAX;
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::PathBuf;
@@ -75,6 +76,24 @@ fn many_partitions_are_made_durable_by_one_file() {
         let partition = store.get("test", number).unwrap();
         assert_eq!(bodies(&read_from(&partition, 0, 4096)), [b"a message"]);
     }
+}
+
+/// Or all of it would have to be synced at once, when the log's file is full.
+#[test]
+fn a_partition_that_much_is_put_into_is_synced_before_the_logs_file_is_full() {
+    let setup = Setup::new(0, 1 << 30);
+    let disk = Arc::new(PowerDisk::default());
+    let store = open(&setup, &disk, WalOptions { file_bytes: 64 << 20, ..WAL });
+    begin(&setup, &store, &disk);
+    let (busy, idle) = (setup.partition(&store, "test-0"), setup.partition(&store, "test-1"));
+    put(&idle, b"little").unwrap();
+    let until = Instant::now() + DEADLINE;
+    while disk.syncs_in("test-0") < 3 {
+        put(&busy, &[7; 20_000]).unwrap();
+        assert!(Instant::now() < until, "it is not synced");
+    }
+    assert!(disk.syncs_in("test-0") <= busy.positions().written.get() / u64::from(WAL_UNSETTLED_BYTES_MAX));
+    assert_eq!(disk.syncs_in("test-1"), 0);
 }
 
 #[test]

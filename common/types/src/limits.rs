@@ -96,6 +96,9 @@ pub const WAL_RANGE_BYTES_MAX: u32 = 64 * 1024;
 /// And of all partitions in one round.
 pub const WAL_ROUND_BYTES_MAX: u32 = 2 * 1024 * 1024;
 
+/// Bytes of one partition that only the write-ahead log holds: above that the partition's own file is synced.
+pub const WAL_UNSETTLED_BYTES_MAX: u32 = 128 * 1024;
+
 /// A reader that finds unsynced bytes asks for a sync at most this often a partition.
 pub const READER_SYNC_INTERVAL_MIN: Duration = Duration::from_micros(200);
 

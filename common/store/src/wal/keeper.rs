@@ -21,6 +21,8 @@ pub(super) enum Job {
     Begin,
     /// Make this file of the ring.
     Prepare(usize),
+    /// Sync this partition's file.
+    SettleEarly(Arc<Partition>),
     /// Sync the files of these partitions; then this file of the ring is free.
     Settle { place: usize, partitions: Vec<Arc<Partition>> },
 }
@@ -75,6 +77,10 @@ impl Wal {
                 Job::Begin => self.begin(),
                 Job::Prepare(place) => {
                     self.prepare(place);
+                }
+                Job::SettleEarly(partition) => {
+                    partition.settle(FlushCause::Checkpoint);
+                    partition.settles.store(false, Ordering::Relaxed);
                 }
                 Job::Settle { place, partitions } => self.settle(place, &partitions),
             }
