@@ -1,6 +1,13 @@
-//! The transactions that are not over, and what each command means in each of their states. No I/O.
+//! The transactions that are not over. `claims.rs` has what each command means in each of their states. No I/O.
 
-use crate::entry::{Number, Outcome, Part};
+mod claims;
+mod transaction;
+
+pub use claims::Command;
+pub(crate) use claims::{Claim, Work};
+pub(crate) use transaction::{Message, State, Transaction};
+
+use crate::entry::{Number, Outcome};
 use crate::held::Held;
 use crate::reply::Refused;
 use metaq_types::limits::{RUN_BYTES_MAX, TRANSACTION_MESSAGES_MAX, TRANSACTIONS_MAX};
@@ -15,75 +22,6 @@ pub type SessionId = u64;
 
 /// Of XA transactions, which any connection may end. No connection has this number.
 const NO_SESSION: SessionId = 0;
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Command {
-    Prepare,
-    CommitOnePhase,
-    CommitTwoPhase,
-    Rollback,
-    Forget,
-    /// The operator decides in the coordinator's place.
-    OperatorCommit,
-    OperatorRollback,
-    OperatorComplete,
-}
-
-/// A message in the journal.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Message {
-    /// Of its entry's record.
-    pub(crate) at: Offset,
-    pub(crate) bytes: u32,
-    /// Place in the transaction's targets.
-    pub(crate) target: u32,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum State {
-    Open,
-    Prepared,
-    /// A command is being carried out; others wait.
-    Busy,
-    /// Committed by the entry at `at`, with the batches that are not in their partitions yet; with none of them left it
-    /// waits to be confirmed by others.
-    Decided {
-        at: Offset,
-        parts: Vec<Part>,
-        left: Vec<PartitionId>,
-        by_operator: bool,
-    },
-    /// Ended by the operator, kept until it is forgotten.
-    Ended(Outcome),
-    /// The journal failed over a decision.
-    InDoubt(String),
-}
-
-#[derive(Debug)]
-pub(crate) struct Transaction {
-    pub(crate) key: TransactionKey,
-    session: SessionId,
-    pub(crate) state: State,
-    pub(crate) was_prepared: bool,
-    /// Those in the journal, of which the last may stand before the first.
-    pub(crate) messages: Vec<Message>,
-    /// Those that are not there yet; put after all that are.
-    held: Vec<Held>,
-    /// Of their entries.
-    held_bytes: u64,
-    pub(crate) targets: Vec<PartitionId>,
-    /// None of its entries stands before this place of the journal; `None` before anything of it was written.
-    pub(crate) first: Option<Offset>,
-    /// How the operator ended it; stays while a claim hides the state.
-    pub(crate) outcome: Option<Outcome>,
-    run_bytes: u64,
-    /// Messages on their way into the journal.
-    in_flight: u32,
-    deadline: Option<Instant>,
-    since: Instant,
-    /// Dropped when the state changes or the last put in flight is answered.
-    waiting: Vec<oneshot::Sender<()>>,
-}
 
 /// How much of the messages that are not in the journal may wait in memory.
 #[derive(Clone, Copy, Debug)]
@@ -101,29 +39,6 @@ pub(crate) enum Taken {
     Held,
     /// It goes into the journal now, behind what has waited.
     Run(Vec<Held>),
-}
-
-/// What is to be done about a command.
-pub(crate) enum Claim {
-    Answer(Result<String, Refused>),
-    /// Ask again when this ends.
-    Wait(oneshot::Receiver<()>),
-    Go(Number, Work),
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Work {
-    Prepare,
-    Commit {
-        by_operator: bool,
-    },
-    /// Store what was decided before.
-    Apply,
-    Rollback {
-        by_operator: bool,
-    },
-    Complete,
-    Forget,
 }
 
 /// One line for an operator.
@@ -357,74 +272,6 @@ impl Table {
         (transaction.in_flight > 0).then(|| transaction.wait())
     }
 
-    /// Decides what becomes of a command, and claims the transaction for it if something is to be done.
-    pub(crate) fn claim(&mut self, command: Command, session: SessionId, key: &TransactionKey) -> Claim {
-        let local = matches!(key, TransactionKey::Local { .. });
-        if local && command == Command::Forget {
-            return Claim::Answer(Err(Refused::no_xid(&key.to_string())));
-        }
-        let Some(number) = self.find(session, key) else {
-            return Claim::Answer(match command {
-                Command::Forget => Ok(String::new()),
-                _ => Err(Refused::not_started(key)),
-            });
-        };
-        if local && command == Command::Prepare {
-            return Claim::Answer(Err(Refused::no_local_prepare()));
-        }
-        let transaction = self.by_number.get_mut(&number).expect("what is named exists");
-        let work = match (&transaction.state, command) {
-            (State::Busy, _) => return Claim::Wait(transaction.wait()),
-            (State::InDoubt(reason), _) => return Claim::Answer(Err(Refused::in_doubt(key, reason))),
-            (State::Ended(_), Command::Forget) => Work::Forget,
-            (State::Ended(outcome), _) => return Claim::Answer(Err(Refused::heuristic(key, *outcome))),
-            (_, Command::Forget) => return Claim::Answer(Ok(String::new())),
-            (State::Decided { .. }, Command::CommitOnePhase | Command::CommitTwoPhase) => Work::Apply,
-            (State::Decided { .. }, _) => {
-                return Claim::Answer(Err(Refused::committing(key, "they were refused or not confirmed before")));
-            }
-            (State::Prepared, Command::Prepare) => return Claim::Answer(Err(Refused::prepared_already())),
-            (State::Open, Command::CommitTwoPhase) if !local => {
-                return Claim::Answer(Err(Refused::not_prepared()));
-            }
-            (State::Open, Command::OperatorCommit | Command::OperatorRollback | Command::OperatorComplete) => {
-                let text = format!("'{key}' is not prepared: only a prepared branch is the operator's to decide");
-                return Claim::Answer(Err(Refused::plain(text)));
-            }
-            (State::Open, command) if transaction.is_empty() => {
-                self.end(number);
-                let read_only = command == Command::Prepare;
-                return Claim::Answer(Ok(if read_only { "3".to_owned() } else { String::new() }));
-            }
-            (State::Open, Command::Rollback) if transaction.first.is_none() => {
-                self.end(number);
-                return Claim::Answer(Ok(String::new()));
-            }
-            (State::Open, Command::Prepare) => Work::Prepare,
-            (State::Open | State::Prepared, Command::CommitOnePhase | Command::CommitTwoPhase) => {
-                Work::Commit { by_operator: false }
-            }
-            (State::Open | State::Prepared, Command::Rollback) => Work::Rollback { by_operator: false },
-            (State::Prepared, Command::OperatorCommit) => Work::Commit { by_operator: true },
-            (State::Prepared, Command::OperatorRollback) => Work::Rollback { by_operator: true },
-            (State::Prepared, Command::OperatorComplete) => Work::Complete,
-        };
-        if work != Work::Apply {
-            transaction.state = State::Busy;
-        }
-        Claim::Go(number, work)
-    }
-
-    /// Claims a transaction by its number for work nobody asked for; `false` when it is not in a state for that.
-    pub(crate) fn claim_own(&mut self, number: Number, allowed: impl FnOnce(&State) -> bool) -> bool {
-        let Some(transaction) = self.by_number.get_mut(&number) else { return false };
-        let allowed = allowed(&transaction.state);
-        if allowed {
-            transaction.state = State::Busy;
-        }
-        allowed
-    }
-
     /// Ends an open transaction nothing of which was written: there is nothing to roll back. `false`: it is no such.
     pub(crate) fn end_unwritten(&mut self, number: Number) -> bool {
         let unwritten = self.by_number.get(&number).is_some_and(|t| t.state == State::Open && t.first.is_none());
@@ -432,22 +279,6 @@ impl Table {
             self.end(number);
         }
         unwritten
-    }
-
-    /// The claimed work is done, and this is what it came to.
-    pub(crate) fn release(&mut self, number: Number, state: State) {
-        let Some(transaction) = self.by_number.get_mut(&number) else { return };
-        if state != State::Open {
-            transaction.was_prepared = true;
-            if let Some(deadline) = transaction.deadline.take() {
-                self.deadlines.remove(&(deadline, number));
-            }
-        }
-        if let State::Ended(outcome) = state {
-            transaction.outcome = Some(outcome);
-        }
-        transaction.state = state;
-        transaction.waiting.clear();
     }
 
     /// The transaction is over and forgotten.
@@ -512,54 +343,6 @@ impl Table {
     /// The journal is needed from here on, as far as transactions that are not over go.
     pub(crate) fn oldest(&self) -> Option<Offset> {
         self.by_number.values().filter_map(|transaction| transaction.first).min()
-    }
-}
-
-impl Transaction {
-    pub(crate) fn target(&mut self, partition: &PartitionId) -> u32 {
-        let place = self.targets.iter().position(|target| target == partition).unwrap_or_else(|| {
-            self.targets.push(partition.clone());
-            self.targets.len() - 1
-        });
-        place as u32
-    }
-
-    /// One that the journal tells of.
-    pub(crate) fn add(&mut self, partition: &PartitionId, at: Offset, bytes: u32) {
-        let target = self.target(partition);
-        self.run_bytes += u64::from(bytes);
-        self.messages.push(Message { at, bytes, target });
-    }
-
-    fn takes_messages(&self) -> Result<(), Refused> {
-        match &self.state {
-            State::Open => Ok(()),
-            State::Ended(outcome) => Err(Refused::heuristic(&self.key, *outcome).for_put()),
-            _ => Err(Refused::put_after_prepare(&self.key)),
-        }
-    }
-
-    fn message_count(&self) -> usize {
-        self.messages.len() + self.held.len() + self.in_flight as usize
-    }
-
-    pub(crate) fn is_empty(&self) -> bool {
-        self.message_count() == 0
-    }
-
-    /// So many messages are not on their way any more.
-    fn landed(&mut self, messages: usize) {
-        self.in_flight -= messages as u32;
-        if self.in_flight == 0 {
-            self.waiting.clear();
-        }
-    }
-
-    fn wait(&mut self) -> oneshot::Receiver<()> {
-        let (sender, receiver) = oneshot::channel();
-        self.waiting.retain(|sender| !sender.is_closed());
-        self.waiting.push(sender);
-        receiver
     }
 }
 

@@ -1,5 +1,5 @@
 //! Ways in which the original loses or doubles messages of transactions that only a whole broker can show; the others
-//! are in common/txn/tests/hazards.rs, with a table of all of them.
+//! are in common/txn/tests, with a table of all of them in hazards.rs.
 
 use anyhow::{Context, Result};
 use metaq_harness::process::{Broker, Site, wait_until};

@@ -5,16 +5,20 @@
 pub(crate) mod faulty;
 
 use bytes::Bytes;
+use faulty::{Fault, FaultyDisk};
 use metaq_store::{Disk, Flush, PartitionRules, Reader, Retention, RulesFor, SliceAt, Store, StoreOptions};
 use metaq_txn::{Command, Coordinator, NewMessage, Recovered, Settings};
 use metaq_types::{BrokerId, Offset, PartitionId, TopicName};
 use metaq_wire::{Records, Text, TransactionKey};
 use std::path::PathBuf;
 use std::sync::{Arc, mpsc};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 pub(crate) const DEADLINE: Duration = Duration::from_secs(30);
 pub(crate) const SESSION: u64 = 1;
+
+pub(crate) const A: &str = "XID:1:aa:01:a";
+pub(crate) const B: &str = "XID:1:aa:02:b";
 
 pub(crate) struct Place {
     pub(crate) directory: tempfile::TempDir,
@@ -199,4 +203,67 @@ pub(crate) fn bodies(store: &Store, target: &PartitionId) -> Vec<String> {
 /// Lets go of the store without closing it, as a crash does.
 pub(crate) fn end(coordinator: Coordinator) {
     tokio::runtime::Handle::current().block_on(coordinator.close(DEADLINE));
+}
+
+pub(crate) fn sound() -> Arc<dyn Disk> {
+    Arc::new(FaultyDisk::default())
+}
+
+/// Runs a test that blocks where the coordinator finds a runtime.
+pub(crate) async fn blocking(test: impl FnOnce() + Send + 'static) {
+    tokio::task::spawn_blocking(test).await.unwrap();
+}
+
+pub(crate) fn count(store: &Store, place: &Place, name: &str) -> Vec<usize> {
+    place.targets().iter().map(|target| bodies(store, target).iter().filter(|body| *body == name).count()).collect()
+}
+
+pub(crate) fn prepared(coordinator: &Coordinator, place: &Place, name: &str) {
+    assert!(fill(coordinator, name, &place.targets()));
+    assert_eq!(command(coordinator, Command::Prepare, name), Ok("0".to_owned()));
+}
+
+pub(crate) fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
+    let until = Instant::now() + DEADLINE;
+    while !holds() {
+        assert!(Instant::now() < until, "{what} within the deadline");
+        std::thread::yield_now();
+    }
+}
+
+/// Local transactions `TX:s:1` and on, until the front of the journal is gone; how many they were.
+pub(crate) fn commit_until_cut(coordinator: &Coordinator, store: &Store, targets: &[PartitionId]) -> u64 {
+    let journal = store.journal().unwrap();
+    let mut number = 0;
+    wait_until("the journal is cut", || {
+        number += 1;
+        let name = format!("TX:s:{number}");
+        assert!(fill(coordinator, &name, targets));
+        command(coordinator, Command::CommitOnePhase, &name).unwrap();
+        journal.positions().kept.get() > 8000
+    });
+    number
+}
+
+/// Commits, and does something between the decision's way into the journal and the end of its sync.
+pub(crate) fn decide_and(coordinator: &Coordinator, disk: &FaultyDisk, name: &str, meanwhile: impl FnOnce()) -> Answer {
+    disk.shut_gate();
+    let answer = ask(SESSION, coordinator, Command::CommitOnePhase, name);
+    disk.wait_for_a_sync();
+    assert!(answer.try_recv().is_err(), "answered before it is synced");
+    meanwhile();
+    disk.open_gate();
+    answer.recv_timeout(DEADLINE).expect("no answer within the deadline")
+}
+
+pub(crate) type Answer = Result<String, String>;
+
+/// The process ends, nothing is synced on the way out, and what was not before is gone.
+pub(crate) fn power_fails(place: &Place, disk: &FaultyDisk, store: Arc<Store>, coordinator: Coordinator) {
+    disk.add(Fault::Dead);
+    end(coordinator);
+    drop(store);
+    for root in [place.data(), place.journal()] {
+        disk.power_failure(&root);
+    }
 }
