@@ -6,7 +6,7 @@ use crate::topics::TopicState;
 use metaq_link::members::roll_text;
 use metaq_link::promotion::Record;
 use metaq_link::quorum_report::Report;
-use metaq_link::replicas::write_stats;
+use metaq_link::replica_report::write_stats;
 use metaq_net::refusals::Reason;
 use metaq_store::{Partition, Positions};
 use metaq_types::{Offset, TopicName};

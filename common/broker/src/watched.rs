@@ -5,7 +5,7 @@ use crate::node::{NodeRole, Shared};
 use metaq_config::BrokerConfig;
 use metaq_link::progress::LinkStatus;
 use metaq_link::quorum::{LogStanding, Quorums};
-use metaq_link::replicas::ReplicaLine;
+use metaq_link::replica_report::ReplicaLine;
 use metaq_link::standing::Standing;
 use metaq_net::refusals::Refusals;
 use metaq_store::{Positions, Store};

@@ -23,6 +23,7 @@ pub mod pull;
 pub mod quorum;
 pub mod quorum_report;
 pub mod rate;
+pub mod replica_report;
 pub mod replicas;
 pub mod roll;
 pub mod standing;

@@ -11,19 +11,18 @@
 //!
 //! Pure data; the broker keeps one [`Quorums`] behind a lock, passes the clock in, and does the [`Act`]s it gets back.
 
+mod log;
+
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::time::{Duration, Instant};
 
 use metaq_config::AckRules;
-use metaq_types::limits::ACK_QUORUM_MAX;
 use metaq_types::{Epoch, Offset, PartitionId, SlaveId};
 use metaq_wire::Greeting;
 
+use self::log::{Confirmed, Copy, Log, MARKS_PER_TIMEOUT, Mark};
 use crate::members::{Absence, Member, MemberState, Shortage};
 use crate::roll::Roll;
-
-/// How exactly the age of waiting puts is known, as a part of their time-out.
-const MARKS_PER_TIMEOUT: u32 = 40;
 
 /// All partitions of a master that ask for a quorum, and the slaves that may belong to it.
 #[derive(Debug)]
@@ -55,43 +54,6 @@ struct Slave {
     heard: Instant,
     /// It let a put wait too long and has asked for nothing since before that: it counts nowhere until it does.
     silent: bool,
-}
-
-#[derive(Debug)]
-struct Log {
-    rules: AckRules,
-    /// No fewer members are enough, whatever the rules say: [`Roll::least`].
-    least: u32,
-    confirmed: Confirmed,
-    copies: BTreeMap<SlaveId, Copy>,
-    /// What was written when, the oldest first; what is confirmed or given up by now is left out.
-    marks: VecDeque<Mark>,
-    /// Nothing up to here waits any more.
-    given_up: Offset,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Confirmed {
-    /// Downgraded to the master alone: nobody has to be asked.
-    Everything,
-    UpTo(Offset),
-}
-
-/// What a slave holds of one partition.
-#[derive(Debug)]
-struct Copy {
-    end: Offset,
-    in_sync: bool,
-    /// Not in sync: where the master ended at its last get. Whoever has reached that by the next one keeps up.
-    goal: Option<Offset>,
-    /// When it fell out of sync or came back.
-    since: Instant,
-}
-
-#[derive(Clone, Copy, Debug)]
-struct Mark {
-    at: Instant,
-    ends: Ends,
 }
 
 /// How far the master's own log goes.
@@ -454,113 +416,5 @@ impl Slave {
 
     fn belongs(&self, epoch: Epoch) -> bool {
         self.connections > 0 && self.epoch == epoch && self.admitted
-    }
-}
-
-impl Copy {
-    fn fall_out(&mut self, now: Instant) {
-        if std::mem::take(&mut self.in_sync) {
-            self.since = now;
-        }
-        self.goal = None;
-    }
-}
-
-impl Confirmed {
-    fn offset(self) -> Option<Offset> {
-        match self {
-            Confirmed::Everything => None,
-            Confirmed::UpTo(offset) => Some(offset),
-        }
-    }
-}
-
-impl Log {
-    /// The copies that count.
-    fn in_sync<'a>(
-        &'a self,
-        slaves: &'a BTreeMap<SlaveId, Slave>,
-        epoch: Epoch,
-    ) -> impl Iterator<Item = (SlaveId, &'a Copy)> {
-        let counts = move |id: &SlaveId| slaves.get(id).is_some_and(|slave| slave.counts(epoch));
-        self.copies.iter().filter(move |(id, copy)| copy.in_sync && counts(id)).map(|(id, copy)| (*id, copy))
-    }
-
-    fn asked(&self) -> u32 {
-        self.rules.quorum.max(self.least)
-    }
-
-    /// What follows from the ends of the copies that count.
-    fn settle(&mut self, slaves: &BTreeMap<SlaveId, Slave>, epoch: Epoch) -> Option<Act> {
-        let ends = self.in_sync(slaves, epoch).map(|(_, copy)| copy.end);
-        let quorum = Furthest::of(ends);
-        let asked = self.asked() as usize - 1;
-        let needed = if self.rules.downgrade { asked.min(quorum.count) } else { asked };
-        match (needed.checked_sub(1), self.confirmed) {
-            (None, Confirmed::Everything) => None,
-            (None, Confirmed::UpTo(_)) => {
-                self.confirmed = Confirmed::Everything;
-                Some(Act::ConfirmEverything)
-            }
-            (Some(_), Confirmed::Everything) => Some(Act::Hold),
-            (Some(place), Confirmed::UpTo(before)) => {
-                let to = quorum.at(place).filter(|to| *to > before)?;
-                self.confirmed = Confirmed::UpTo(to);
-                Some(Act::Confirm(to))
-            }
-        }
-    }
-
-    /// Forgets what is confirmed; answers what was written so long ago that it waits no longer.
-    fn take_late(&mut self, confirmed: Offset, now: Instant) -> Option<Mark> {
-        // A little before its time: whoever was appended right before the mark waits the whole time-out then.
-        let patience = self.rules.timeout - 2 * self.rules.timeout / MARKS_PER_TIMEOUT;
-        let mut late = None;
-        while let Some(mark) = self
-            .marks
-            .pop_front_if(|mark| mark.ends.written <= confirmed || now.saturating_duration_since(mark.at) >= patience)
-        {
-            late = Some(mark).filter(|mark| mark.ends.written > confirmed);
-        }
-        late
-    }
-
-    fn mark(&mut self, ends: Ends, now: Instant) {
-        let waits = self.confirmed.offset().is_some_and(|confirmed| confirmed.max(self.given_up) < ends.written);
-        let is_news = |last: &Mark| last.ends.written < ends.written && now - last.at >= self.step();
-        if waits && self.marks.back().is_none_or(is_news) {
-            self.marks.push_back(Mark { at: now, ends });
-        }
-    }
-
-    /// Between two marks.
-    fn step(&self) -> Duration {
-        self.rules.timeout / (2 * MARKS_PER_TIMEOUT)
-    }
-}
-
-/// The furthest ends, as many as a quorum may ask for, the furthest first.
-struct Furthest {
-    ends: [Offset; ACK_QUORUM_MAX as usize - 1],
-    /// Of all, also of those that had no place.
-    count: usize,
-}
-
-impl Furthest {
-    fn of(all: impl Iterator<Item = Offset>) -> Furthest {
-        let mut furthest = Furthest { ends: [Offset::ZERO; ACK_QUORUM_MAX as usize - 1], count: 0 };
-        for mut end in all {
-            for kept in &mut furthest.ends[..(furthest.count + 1).min(ACK_QUORUM_MAX as usize - 1)] {
-                if end > *kept {
-                    std::mem::swap(&mut end, kept);
-                }
-            }
-            furthest.count += 1;
-        }
-        furthest
-    }
-
-    fn at(&self, place: usize) -> Option<Offset> {
-        (place < self.count).then(|| self.ends.get(place).copied()).flatten()
     }
 }

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use metaq_link::progress::{LinkState, LinkStatus};
 use metaq_link::quorum::LogStanding;
 use metaq_link::quorum_report::ReadReport;
-use metaq_link::replicas::ReplicaLine;
+use metaq_link::replica_report::ReplicaLine;
 use metaq_link::standing::Standing;
 use metaq_types::{Offset, PartitionId};
 use serde::Serialize;

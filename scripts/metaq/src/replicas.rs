@@ -6,7 +6,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use clap::Args;
 use metaq_link::progress;
 use metaq_link::quorum_report::{self, ReadReport};
-use metaq_link::replicas::{ReplicaLine, parse_stats};
+use metaq_link::replica_report::{ReplicaLine, parse_stats};
 use metaq_types::{BrokerId, Lineage, Offset, PartitionId, SlaveId};
 use serde::Serialize;
 
