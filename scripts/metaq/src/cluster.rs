@@ -141,8 +141,16 @@ pub(crate) async fn connect(address: &str) -> anyhow::Result<Client> {
     Client::connect(address, CONNECT_TIMEOUT).await.map_err(|error| anyhow!("{error}; is the broker running there?"))
 }
 
-/// The brokers a topic can be read from: for each id its partitions and the addresses to try, the master's first.
-pub(crate) fn readers(cluster: &Cluster, topic: &str) -> Vec<(BrokerId, u32, Vec<String>)> {
+/// Where a topic can be read.
+pub(crate) struct ReadPlace {
+    pub(crate) broker: BrokerId,
+    pub(crate) partitions: u32,
+    pub(crate) master: Option<String>,
+    pub(crate) slaves: Vec<String>,
+}
+
+/// The brokers a topic can be read from; each has a master or a slave at least.
+pub(crate) fn readers(cluster: &Cluster, topic: &str) -> Vec<ReadPlace> {
     let Some(announced) = cluster.topics.get(topic) else { return Vec::new() };
     let mut counts: BTreeMap<BrokerId, u32> = BTreeMap::new();
     for ((id, _), count) in announced.subscribe.iter().chain(&announced.publish) {
@@ -151,10 +159,11 @@ pub(crate) fn readers(cluster: &Cluster, topic: &str) -> Vec<(BrokerId, u32, Vec
     }
     counts
         .into_iter()
-        .filter_map(|(id, count)| {
-            let broker = cluster.brokers.get(&id)?;
-            let addresses: Vec<_> = broker.master.iter().chain(broker.slaves.values()).cloned().collect();
-            (!addresses.is_empty()).then_some((id, count, addresses))
+        .filter_map(|(broker, partitions)| {
+            let known = cluster.brokers.get(&broker)?;
+            let (master, slaves) = (known.master.clone(), known.slaves.values().cloned().collect::<Vec<_>>());
+            let is_there = master.is_some() || !slaves.is_empty();
+            is_there.then_some(ReadPlace { broker, partitions, master, slaves })
         })
         .collect()
 }

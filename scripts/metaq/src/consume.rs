@@ -118,16 +118,16 @@ pub(crate) async fn run(source: &Source, args: ConsumeArgs, format: Format) -> a
         bail!("no broker announces the topic '{}'; 'metaq topic list' shows what there is", args.topic);
     }
     let mut readers = Vec::new();
-    for (broker, count, _) in places {
+    for place in places {
         let numbers = match args.partition {
             Some(number) => number..number + 1,
-            None => 0..count,
+            None => 0..place.partitions,
         };
         readers.extend(numbers.map(|number| Reader {
             source: source.clone(),
             topic: args.topic.clone(),
             group: args.group.clone(),
-            broker,
+            broker: place.broker,
             number: number as i32,
             from: args.newest.unwrap_or(args.from),
             at: None,
@@ -173,6 +173,22 @@ fn write_out(mut blocks: mpsc::Receiver<Vec<u8>>) -> io::Result<()> {
     out.flush()
 }
 
+/// A connection a partition is read over.
+struct Link {
+    client: Client,
+    role: Role,
+    /// Nothing was read over it yet, and something may have been over another, from a master whose place was taken.
+    is_new: bool,
+    /// The last get that found nothing was answered before its time.
+    refuses_to_wait: bool,
+}
+
+#[derive(Clone, Copy)]
+enum Role {
+    Master,
+    Slave,
+}
+
 /// Why reading a partition pauses.
 enum Pause {
     /// The end; only without `--follow`.
@@ -189,7 +205,7 @@ impl Reader {
         loop {
             let before = self.at;
             let error = match self.connect().await {
-                Ok(client) => match self.read(&client, out).await? {
+                Ok(link) => match self.read(link, out).await? {
                     Pause::Done | Pause::Closed => return Ok(()),
                     Pause::Lost(error) => error,
                 },
@@ -199,24 +215,26 @@ impl Reader {
                 lost_since = None;
             }
             if lost_since.get_or_insert_with(Instant::now).elapsed() >= self.give_up {
-                return Err(
-                    error.context(format!("partition {}-{} of broker {}", self.topic, self.number, self.broker))
-                );
+                return Err(error.context(format!("partition {}", self.name())));
             }
             tokio::time::sleep(PAUSE).await;
         }
     }
 
     /// The master, or a slave when it does not answer.
-    async fn connect(&self) -> anyhow::Result<Client> {
+    async fn connect(&self) -> anyhow::Result<Link> {
         let cluster = self.source.look().await?;
         let places = cluster::readers(&cluster, &self.topic);
-        let place = places.into_iter().find(|(broker, _, _)| *broker == self.broker);
-        let (_, _, addresses) = place.with_context(|| format!("broker {} is not registered", self.broker))?;
+        let place = places.into_iter().find(|place| place.broker == self.broker);
+        let place = place.with_context(|| format!("broker {} is not registered", self.broker))?;
+        let masters = place.master.iter().map(|address| (address, Role::Master));
+        let slaves = place.slaves.iter().map(|address| (address, Role::Slave));
         let mut last = None;
-        for address in addresses {
-            match cluster::connect(&address).await {
-                Ok(client) => return Ok(client),
+        for (address, role) in masters.chain(slaves) {
+            match cluster::connect(address).await {
+                Ok(client) => {
+                    return Ok(Link { client, role, is_new: self.at.is_some(), refuses_to_wait: false });
+                }
                 Err(error) => last = Some(error),
             }
         }
@@ -224,32 +242,49 @@ impl Reader {
     }
 
     /// Reads over one connection. An error is final; what another connection may mend is [`Pause::Lost`].
-    async fn read(&mut self, client: &Client, out: &mpsc::Sender<Vec<u8>>) -> anyhow::Result<Pause> {
+    async fn read(&mut self, mut link: Link, out: &mpsc::Sender<Vec<u8>>) -> anyhow::Result<Pause> {
+        let client = link.client.clone();
         let mut bytes_max = FETCH_BYTES;
         let wait = self.follow.then_some(LONG_POLL);
         loop {
             let at = match self.at {
                 Some(at) => at,
-                None => match self.resolve(client).await {
+                None => match self.partition(&client).resolve(self.from).await {
                     Ok(Some(at)) => *self.at.insert(at),
                     Ok(None) if self.follow => Offset::ZERO,
                     Ok(None) => return Ok(Pause::Done),
                     Err(error) => return Ok(Pause::Lost(error)),
                 },
             };
+            let asked = Instant::now();
             let got = client.get(&self.topic, &self.group, self.number, at.wire(), bytes_max as i32, wait).await;
             let body = match got {
                 Ok(GetAnswer::Value { body, .. }) => body,
                 Ok(GetAnswer::Moved(to)) => {
-                    eprintln!("metaq: {}-{}: nothing at {at}, going on at {to}", self.topic, self.number);
-                    self.at = Some(to);
+                    self.move_to(at, to);
                     continue;
                 }
-                Ok(GetAnswer::NotYet { .. } | GetAnswer::NoPartition) if self.follow => continue,
+                Ok(GetAnswer::NotYet { .. } | GetAnswer::NoPartition) if self.follow => {
+                    if let Err(error) = self.at_end(&mut link, at, asked).await {
+                        return Ok(Pause::Lost(error));
+                    }
+                    continue;
+                }
                 Ok(GetAnswer::NotYet { .. } | GetAnswer::NoPartition) => return Ok(Pause::Done),
                 Err(error @ (ClientError::Answer { .. } | ClientError::Protocol(_))) => return Err(error.into()),
                 Err(error) => return Ok(Pause::Lost(error.into())),
             };
+            if std::mem::take(&mut link.is_new) && !matches!(Records::new(&body).next(), Some(Ok(_))) {
+                match self.partition(&client).record_end(at).await {
+                    Ok(Some(next)) => {
+                        self.move_over(at, next);
+                        continue;
+                    }
+                    // Damage, which is told below.
+                    Ok(None) => {}
+                    Err(error) => return Ok(Pause::Lost(error)),
+                }
+            }
             let (block, used) = self.print(at, &body)?;
             if used == 0 {
                 bytes_max = longer_fetch(bytes_max, &body)
@@ -264,8 +299,55 @@ impl Reader {
         }
     }
 
-    async fn resolve(&self, client: &Client) -> anyhow::Result<Option<Offset>> {
-        Partition { client, topic: &self.topic, group: &self.group, number: self.number }.resolve(self.from).await
+    /// There was nothing to read at `at`: not yet, or, behind a master whose log ends before, not any more.
+    async fn at_end(&mut self, link: &mut Link, at: Offset, asked: Instant) -> anyhow::Result<()> {
+        let waited = asked.elapsed() >= LONG_POLL;
+        let refused_before = std::mem::replace(&mut link.refuses_to_wait, !waited);
+        if waited {
+            return Ok(());
+        }
+        // Brokers do not wait at a place that they do not know, old ones and those that stop do not wait at all.
+        tokio::time::sleep(PAUSE).await;
+        // A slave may simply be behind. A place that the quorum has to confirm again is one where brokers wait.
+        if refused_before
+            && matches!(link.role, Role::Master)
+            && let Some(end) = self.partition(&link.client).end().await?
+            && end < at
+        {
+            self.move_to(at, end);
+        }
+        Ok(())
+    }
+
+    fn partition<'a>(&'a self, client: &'a Client) -> Partition<'a> {
+        Partition { client, topic: &self.topic, group: &self.group, number: self.number }
+    }
+
+    /// The broker has nothing at our place.
+    fn move_to(&mut self, at: Offset, to: Offset) {
+        let name = self.name();
+        match at.get().checked_sub(to.get()) {
+            Some(gone) if gone > 0 => eprintln!(
+                "metaq: {name}: its log ends at {to}, and this reader stood at {at}: the {gone} bytes between are gone, as \
+                 after a promotion that lost them; going on at {to}"
+            ),
+            _ => eprintln!("metaq: {name}: nothing at {at}, going on at {to}"),
+        }
+        self.at = Some(to);
+    }
+
+    /// The broker's log goes on beyond our place, and is another than the one that was read up to there.
+    fn move_over(&mut self, at: Offset, next: Offset) {
+        eprintln!(
+            "metaq: {}: this reader stood at {at}, where now no message begins: the last that it read are gone, as after \
+             a promotion that lost them, and others that came since may be missed; going on at {next}",
+            self.name()
+        );
+        self.at = Some(next);
+    }
+
+    fn name(&self) -> String {
+        format!("{}-{} of broker {}", self.topic, self.number, self.broker)
     }
 
     /// The printed form of the whole records in `body`, and how many bytes they take.

@@ -6,7 +6,7 @@ use std::str::FromStr;
 use metaq_client::{Client, GetAnswer};
 use metaq_types::Offset;
 use metaq_types::limits::RECORD_HEADER_BYTES;
-use metaq_wire::Records;
+use metaq_wire::{RecordHeader, Records};
 
 const FETCH_BYTES: i32 = 1024 * 1024;
 
@@ -57,9 +57,26 @@ impl Partition<'_> {
         match from {
             From::Start => self.nearest(Offset::ZERO).await,
             From::At(offset) => Ok(Some(offset)),
-            From::End => self.nearest(Offset::MAX).await,
+            From::End => self.end().await,
             From::Newest(count) => self.newest(count).await,
         }
+    }
+
+    /// What consumers may read ends here.
+    pub(crate) async fn end(&self) -> anyhow::Result<Option<Offset>> {
+        self.nearest(Offset::MAX).await
+    }
+
+    /// Where the record ends that begins before `offset` and is not over there; `None` without one.
+    pub(crate) async fn record_end(&self, offset: Offset) -> anyhow::Result<Option<Offset>> {
+        let Some(start) = self.nearest(offset).await? else { return Ok(None) };
+        let Some(before) = self.last_records(start, offset, 1).await?.pop_back() else { return Ok(None) };
+        let got = self.client.get(self.topic, self.group, self.number, before.wire(), FETCH_BYTES, None).await?;
+        let GetAnswer::Value { body, .. } = got else { return Ok(None) };
+        let Some(header) = body.first_chunk().and_then(|header| RecordHeader::parse(header).ok()) else {
+            return Ok(None);
+        };
+        Ok(Some(before + header.record_bytes()).filter(|end| *end > offset))
     }
 
     /// The start of the segment that holds `offset`, or the nearest end of the log.
@@ -69,7 +86,7 @@ impl Partition<'_> {
 
     /// Records can be walked forwards only, so segments are read from the newest backwards until one holds enough.
     async fn newest(&self, count: usize) -> anyhow::Result<Option<Offset>> {
-        let Some(end) = self.nearest(Offset::MAX).await? else { return Ok(None) };
+        let Some(end) = self.end().await? else { return Ok(None) };
         let mut found: VecDeque<Offset> = VecDeque::new();
         let mut later = end;
         while found.len() < count && later > Offset::ZERO {
