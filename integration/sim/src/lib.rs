@@ -13,6 +13,7 @@ mod candidacy;
 mod consumer;
 mod faults;
 mod invariants;
+mod join;
 mod log;
 mod master;
 mod message;

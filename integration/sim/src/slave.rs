@@ -1,4 +1,4 @@
-//! A node that was started with a slave id: it looks for the master, joins it, and follows every partition.
+//! A node that was started with a slave id: it looks for the master, joins it (`join.rs`), and follows every partition.
 //!
 //! The order of the steps is that of `link/driver`: greet, list, compare the pasts, cut or hold, take over the past, and
 //! then one get a partition at a time, the next one only after the append of the last is safe.
@@ -11,11 +11,11 @@ use crate::node::{Level, NAMES, level};
 use crate::queue::Ms;
 use crate::world::World;
 use bytes::Bytes;
-use metaq_link::lineage::{Ends, Parting, Past, Verdict, judge};
+use metaq_link::lineage::Ends;
 use metaq_link::members::{KnownMember, parse_members};
 use metaq_link::promotion::{Known, Record};
 use metaq_link::pull::{Answer, Log, Pull, Step, Stop};
-use metaq_types::{Lineage, Offset, PartitionId};
+use metaq_types::{Offset, PartitionId};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
@@ -63,7 +63,7 @@ pub(crate) struct Session {
     asked: Option<(u64, Ms)>,
     joined: Option<(u64, String)>,
     catalog: u64,
-    listed: Vec<Listed>,
+    pub(crate) listed: Vec<Listed>,
     /// Not followed, with what both have of them: their logs are not those of the master.
     pub(crate) held: BTreeMap<PartitionId, Offset>,
     pub(crate) followed: BTreeMap<PartitionId, Follow>,
@@ -114,7 +114,7 @@ impl Slave {
     }
 
     /// What the join compares: an own log, and the master's.
-    fn ends(&self, listed: &[Listed], partition: &PartitionId, own: Offset) -> Ends {
+    pub(crate) fn ends(&self, listed: &[Listed], partition: &PartitionId, own: Offset) -> Ends {
         let theirs = listed.iter().find(|l| l.partition == *partition).map_or(Offset::ZERO, |l| l.end);
         let acknowledged = self.known.get(partition).and_then(|known| known.confirmed).and_then(Offset::new);
         Ends { partition: partition.clone(), own, theirs, acknowledged }
@@ -327,80 +327,9 @@ impl World {
         session.stage = Stage::Comparing;
         self.ask_master(node, 0, |session, tag| Message::AskLineage { session: session.number, tag });
     }
-}
-
-/// The join: what becomes of the own logs.
-impl World {
-    fn on_lineage(&mut self, node: usize, theirs: Lineage) {
-        let mutation = self.options.mutation;
-        let host = &self.nodes[node];
-        let Some(slave) = host.slave() else { return };
-        let Some(session) = &slave.session else { return };
-        let accept = slave.accept_divergence;
-        let ends: Vec<_> = host.disk.logs.iter().map(|(id, log)| slave.ends(&session.listed, id, log.end())).collect();
-        let master = session.master;
-        let verdicts = match judge(&host.disk.lineage, &theirs, &host.disk.name, accept, &ends) {
-            Past::Shared(verdicts) => verdicts,
-            // A node without a past has no bytes either; nobody removes the files of a node here.
-            Past::Unknown if host.disk.logs.values().all(|log| log.end() == log.first()) => Vec::new(),
-            Past::Unknown | Past::Foreign => return self.close_session(node),
-        };
-        let mut held = BTreeMap::new();
-        for (partition, verdict) in verdicts {
-            match self.settle(node, master, &partition, verdict) {
-                None => {}
-                Some(Verdict::Cut { .. }) if mutation == Some(Mutation::NoCut) => {}
-                Some(Verdict::Cut { to }) => self.cut(node, &partition, to),
-                Some(Verdict::Hold { common }) => {
-                    held.insert(partition, common);
-                }
-            }
-        }
-        if held.is_empty() || mutation == Some(Mutation::AdoptInDoubt) {
-            self.nodes[node].disk.lineage = theirs;
-        }
-        let now = self.now;
-        self.trace.note(now, || format!("{} joins {}, holding {held:?}", NAMES[node], NAMES[master]));
-        if let Some(session) = self.nodes[node].slave_mut().and_then(|slave| slave.session.as_mut()) {
-            session.held = held;
-        }
-        self.follow(node);
-    }
-
-    /// What both hold from the verdict's end on stays; the reads that find it out are not simulated.
-    fn settle(&self, node: usize, master: usize, partition: &PartitionId, verdict: Verdict) -> Option<Verdict> {
-        if self.options.mutation == Some(Mutation::TrustReignsAlone) {
-            return Some(verdict);
-        }
-        let (Verdict::Cut { to: common } | Verdict::Hold { common }) = verdict;
-        let own = self.nodes[node].disk.logs.get(partition)?;
-        let theirs = self.nodes[master].disk.logs.get(partition);
-        let master_first = theirs.map_or(Offset::ZERO, Stored::first);
-        let parting = Parting { common, kept: own.first(), own_end: own.end(), master_first };
-        let from = parting.compared_from();
-        let common = parting.cut_to(theirs.map_or(from, |theirs| own.same_until(theirs, from)))?;
-        Some(match verdict {
-            Verdict::Cut { .. } => Verdict::Cut { to: common },
-            Verdict::Hold { .. } => Verdict::Hold { common },
-        })
-    }
-
-    fn cut(&mut self, node: usize, partition: &PartitionId, to: Offset) {
-        let now = self.now;
-        let Some(log) = self.nodes[node].disk.logs.get_mut(partition) else { return };
-        let held_from = log.first();
-        let bytes = log.cut(to);
-        // What was hidden stays so; what is appended behind the cut is not what was confirmed before it.
-        let end = log.end();
-        if let Some(limit) = self.nodes[node].limits.get_mut(partition).filter(|limit| **limit != Offset::MAX) {
-            *limit = (*limit).min(end);
-        }
-        self.trace.note(now, || format!("{} sets {bytes} bytes of {partition} aside, from {to} on", NAMES[node]));
-        self.checks.on_cut(node, partition, to.max(held_from));
-    }
 
     /// Follows what was listed and is not followed yet.
-    fn follow(&mut self, node: usize) {
+    pub(crate) fn follow(&mut self, node: usize) {
         let listed = self.nodes[node].slave().and_then(|slave| slave.session.as_ref()).map(|s| s.listed.clone());
         self.trim(node, &listed.unwrap_or_default());
         let host = &mut self.nodes[node];
