@@ -1,9 +1,9 @@
 use crate::calls::{Calls, OUTSTANDING_MAX};
 use crate::connection;
 use crate::error::ClientError;
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use metaq_net::tcp;
-use metaq_types::{MessageId, Offset, Status};
+use metaq_types::{MessageId, Offset, Opaque, Status};
 use metaq_wire::{Greeting, Response, Transaction, TransactionKey, ValueExtra};
 use std::io;
 use std::sync::Arc;
@@ -155,14 +155,11 @@ impl Client {
         max_bytes: i32,
         wait: Option<Duration>,
     ) -> Result<GetAnswer, ClientError> {
-        check_name("topic", topic)?;
-        check_name("group", group)?;
-        let response = self
-            .call(0, wait.unwrap_or_default(), |out, opaque| {
-                metaq_wire::encode_get(out, topic, group, partition, offset, max_bytes, opaque, wait, None);
-            })
-            .await?;
-        GetAnswer::read(response)
+        let held = wait.unwrap_or_default();
+        let get = |out: &mut BytesMut, opaque| {
+            metaq_wire::encode_get(out, topic, group, partition, offset, max_bytes, opaque, wait, None);
+        };
+        GetAnswer::read(self.read_call(topic, group, held, get).await?)
     }
 
     /// As [`Client::get`] without a wait, for a slave that holds only what lies before `held`; the master must heed that
@@ -176,14 +173,10 @@ impl Client {
         max_bytes: i32,
         held: Offset,
     ) -> Result<GetAnswer, ClientError> {
-        check_name("topic", topic)?;
-        check_name("group", group)?;
-        let response = self
-            .call(0, Duration::ZERO, |out, opaque| {
-                metaq_wire::encode_get(out, topic, group, partition, offset, max_bytes, opaque, None, Some(held));
-            })
-            .await?;
-        GetAnswer::read(response)
+        let get = |out: &mut BytesMut, opaque| {
+            metaq_wire::encode_get(out, topic, group, partition, offset, max_bytes, opaque, None, Some(held));
+        };
+        GetAnswer::read(self.read_call(topic, group, Duration::ZERO, get).await?)
     }
 
     /// The start of the segment that holds `offset`, or the nearest end of the log (wire-protocol, "3.3"); `None`
@@ -195,14 +188,10 @@ impl Client {
         partition: i32,
         offset: i64,
     ) -> Result<Option<Offset>, ClientError> {
-        check_name("topic", topic)?;
-        check_name("group", group)?;
-        let response = self
-            .call(0, Duration::ZERO, |out, opaque| {
-                metaq_wire::encode_offset(out, topic, group, partition, offset, opaque);
-            })
-            .await?;
-        match response {
+        let query = |out: &mut BytesMut, opaque| {
+            metaq_wire::encode_offset(out, topic, group, partition, offset, opaque);
+        };
+        match self.read_call(topic, group, Duration::ZERO, query).await? {
             Response::Result { code, .. } if Status::from_code(code) == Some(Status::NotFound) => Ok(None),
             response => parse_offset(text(&success(response)?)?).map(Some),
         }
@@ -255,12 +244,25 @@ impl Client {
         )
     }
 
+    /// What a consumer group asks; `held` as of [`Client::call`].
+    async fn read_call(
+        &self,
+        topic: &str,
+        group: &str,
+        held: Duration,
+        encode: impl FnOnce(&mut BytesMut, Opaque),
+    ) -> Result<Response, ClientError> {
+        check_name("topic", topic)?;
+        check_name("group", group)?;
+        self.call(0, held, encode).await
+    }
+
     /// `held` is how long the broker may hold the answer back by agreement.
     async fn call(
         &self,
         body_bytes: usize,
         held: Duration,
-        encode: impl FnOnce(&mut bytes::BytesMut, metaq_types::Opaque),
+        encode: impl FnOnce(&mut BytesMut, Opaque),
     ) -> Result<Response, ClientError> {
         self.calls().call(body_bytes, self.timeout + held, encode).await
     }

@@ -9,7 +9,7 @@ use metaq_types::{MessageId, Offset};
 use std::fs;
 use std::ops::ControlFlow;
 use std::sync::Arc;
-use support::faulty::{Fault, FaultyDisk};
+use support::faulty::Fault;
 use support::*;
 
 fn batch(ids: std::ops::Range<i64>, bytes: usize) -> Vec<BatchRecord> {
@@ -74,10 +74,7 @@ fn a_batch_of_more_parts_than_one_write_takes_is_whole() {
 #[test]
 fn a_full_disk_refuses_a_batch_as_a_whole() {
     for left in (0..250).step_by(7) {
-        let setup = Setup::new(0, 1 << 20);
-        let disk = Arc::new(FaultyDisk::default());
-        let store = setup.open_on(disk.clone());
-        let partition = setup.partition(&store, "test-0");
+        let (setup, disk, _store, partition) = faulty_partition(0, 1 << 20);
         put(&partition, b"before").unwrap();
         disk.add(Fault::FullAfter(left));
         let refused = put_batch(&partition, batch(1..6, 30));
@@ -91,10 +88,7 @@ fn a_full_disk_refuses_a_batch_as_a_whole() {
 /// In a log whose appends wait for nothing, an entry may ask for a sync of its own.
 #[test]
 fn an_entry_waits_for_a_sync_only_if_it_asks_for_one() {
-    let setup = Setup::new(u32::MAX, 1 << 20);
-    let disk = Arc::new(FaultyDisk::default());
-    let store = setup.open_on(disk.clone());
-    let partition = setup.partition(&store, "test-0");
+    let (_setup, disk, _store, partition) = faulty_partition(u32::MAX, 1 << 20);
     let outcomes = Arc::new(Outcomes::default());
     let entry = |ticket: u64, synced| {
         partition.append_entry(Bytes::from_static(b"entry"), synced, Ack::new(outcomes.clone(), ticket));

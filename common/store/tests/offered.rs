@@ -4,17 +4,9 @@ mod support;
 
 use metaq_store::{Ack, AppendError, Flush, Health, Partition, PartitionRules, Reader, SliceAt};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
-use support::faulty::{Fault, FaultyDisk};
+use std::time::Duration;
+use support::faulty::Fault;
 use support::*;
-
-fn wait_written(partition: &Partition, end: u64) {
-    let until = Instant::now() + DEADLINE;
-    while partition.positions().written < at(end) {
-        assert!(Instant::now() < until, "not written up to {end} within the deadline");
-        std::thread::yield_now();
-    }
-}
 
 /// How far a reader gets from the beginning.
 fn seen(partition: &Partition, reader: Reader) -> u64 {
@@ -32,10 +24,7 @@ fn with_threshold(setup: &Setup, threshold: u32) -> PartitionRules {
 /// The point of it all: the members' syncs run while ours does, and nobody else learns anything before ours is done.
 #[test]
 fn a_member_reads_what_is_being_synced_and_nothing_follows_from_it_before() {
-    let setup = Setup::new(0, 1 << 20);
-    let disk = Arc::new(FaultyDisk::default());
-    let store = setup.open_on(disk.clone());
-    let partition = setup.partition(&store, "test-0");
+    let (_setup, disk, _store, partition) = faulty_partition(0, 1 << 20);
     partition.hold();
     let outcomes = Arc::new(Outcomes::default());
     disk.shut_gate();
@@ -61,10 +50,7 @@ fn a_member_reads_what_is_being_synced_and_nothing_follows_from_it_before() {
 /// What members wait for is written by whoever appends it, unless the committer is at work and takes it anyway.
 #[test]
 fn the_first_append_that_members_wait_for_is_its_producers_to_write() {
-    let setup = Setup::new(0, 1 << 20);
-    let disk = Arc::new(FaultyDisk::default());
-    let store = setup.open_on(disk.clone());
-    let partition = setup.partition(&store, "test-0");
+    let (_setup, disk, _store, partition) = faulty_partition(0, 1 << 20);
     let outcomes = Arc::new(Outcomes::default());
     let append = |ticket| {
         let body = bytes::Bytes::from_static(b"12345");
@@ -87,10 +73,7 @@ fn the_first_append_that_members_wait_for_is_its_producers_to_write() {
 
 #[test]
 fn a_waiting_member_is_woken_before_the_sync() {
-    let setup = Setup::new(0, 1 << 20);
-    let disk = Arc::new(FaultyDisk::default());
-    let store = setup.open_on(disk.clone());
-    let partition = setup.partition(&store, "test-0");
+    let (_setup, disk, _store, partition) = faulty_partition(0, 1 << 20);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     disk.shut_gate();
     runtime.block_on(async {
@@ -128,10 +111,7 @@ fn what_is_answered_without_a_sync_is_offered_after_one() {
 /// The rule changes while bytes wait for a sync that were answered without one.
 #[test]
 fn nothing_is_offered_behind_what_was_answered_without_a_sync() {
-    let setup = Setup::new(1000, 1 << 20);
-    let disk = Arc::new(FaultyDisk::default());
-    let store = setup.open_on(disk.clone());
-    let partition = setup.partition(&store, "test-0");
+    let (setup, disk, _store, partition) = faulty_partition(1000, 1 << 20);
     partition.limit(at(0));
     put(&partition, b"12345").unwrap();
     partition.set_rules(&with_threshold(&setup, 0));
@@ -148,7 +128,7 @@ fn nothing_is_offered_behind_what_was_answered_without_a_sync() {
     disk.wait_for_a_sync();
     partition.set_rules(&with_threshold(&setup, 1000));
     append(&partition, b"12345", Ack::new(outcomes.clone(), 3));
-    wait_written(&partition, 100);
+    wait_written(&partition, at(100));
     assert_eq!(partition.positions().offered, at(100));
     assert!(outcomes.now(2).is_none() && outcomes.now(3).is_none());
     disk.open_gate();
@@ -162,10 +142,7 @@ fn nothing_is_offered_behind_what_was_answered_without_a_sync() {
 #[test]
 fn a_failed_write_is_never_offered() {
     for left in 0..45 {
-        let setup = Setup::new(0, 1 << 20);
-        let disk = Arc::new(FaultyDisk::default());
-        let store = setup.open_on(disk.clone());
-        let partition = setup.partition(&store, "test-0");
+        let (_setup, disk, _store, partition) = faulty_partition(0, 1 << 20);
         put(&partition, b"before").unwrap();
         disk.add(Fault::FullAfter(left));
         // The sync of the cut: the rest of the write is in the file, or just gone.
@@ -186,10 +163,7 @@ fn a_failed_write_is_never_offered() {
 /// there already is told to wait, not that it is elsewhere.
 #[test]
 fn a_poisoned_partition_offers_what_is_durable() {
-    let setup = Setup::new(0, 1 << 20);
-    let disk = Arc::new(FaultyDisk::default());
-    let store = setup.open_on(disk.clone());
-    let partition = setup.partition(&store, "test-0");
+    let (_setup, disk, _store, partition) = faulty_partition(0, 1 << 20);
     put(&partition, b"before").unwrap();
     disk.shut_gate();
     let outcomes = Arc::new(Outcomes::default());
@@ -209,10 +183,7 @@ fn a_poisoned_partition_offers_what_is_durable() {
 /// Power is lost while a member has read ahead: the log opens at its own durable end, and goes on from there.
 #[test]
 fn after_a_loss_of_power_the_log_may_end_before_what_was_offered() {
-    let setup = Setup::new(0, 1 << 20);
-    let disk = Arc::new(FaultyDisk::default());
-    let store = setup.open_on(disk.clone());
-    let partition = setup.partition(&store, "test-0");
+    let (setup, disk, store, partition) = faulty_partition(0, 1 << 20);
     put(&partition, b"before").unwrap();
     disk.shut_gate();
     append(&partition, b"12345", Ack::new(Arc::new(Outcomes::default()), 1));

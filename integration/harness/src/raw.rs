@@ -91,6 +91,13 @@ impl Raw {
         Ok(Raw { stream: BufReader::new(stream), opaque: i32::MIN })
     }
 
+    /// Waits for an answer no longer than `patience`.
+    pub fn connect_for(address: &str, patience: Duration) -> Result<Raw> {
+        let raw = Raw::connect(address)?;
+        raw.set_patience(patience)?;
+        Ok(raw)
+    }
+
     /// How long an answer is waited for.
     pub fn set_patience(&self, patience: Duration) -> Result<()> {
         Ok(self.stream.get_ref().set_read_timeout(Some(patience))?)

@@ -5,6 +5,7 @@ pub(crate) mod faulty;
 pub(crate) mod power;
 
 use bytes::Bytes;
+use faulty::FaultyDisk;
 use metaq_store::{
     Ack, AckSink, AppendError, Appended, Disk, Flush, Partition, PartitionRules, Reader, Retention, SliceAt, Store,
     StoreOptions,
@@ -74,6 +75,18 @@ impl Setup {
     pub(crate) fn segment(&self, partition: &str, base: u64) -> PathBuf {
         self.path().join(partition).join(format!("{base:020}.meta"))
     }
+}
+
+/// A partition on a disk that fails when told to; with group commit, or a sync after more than `threshold` records.
+pub(crate) fn faulty_partition(
+    threshold: u32,
+    segment_bytes_max: u32,
+) -> (Setup, Arc<FaultyDisk>, Store, Arc<Partition>) {
+    let setup = Setup::new(threshold, segment_bytes_max);
+    let disk = Arc::new(FaultyDisk::default());
+    let store = setup.open_on(disk.clone());
+    let partition = setup.partition(&store, "test-0");
+    (setup, disk, store, partition)
 }
 
 /// Outcomes by ticket.

@@ -91,7 +91,8 @@ fn consume(state: &Mutex<State>, over: &AtomicBool) {
             return;
         };
         if connection.as_ref().is_none_or(|(to, _)| *to != target.address) {
-            connection = connect(&target.address).map(|raw| (target.address.clone(), raw));
+            let raw = Raw::connect_for(&target.address, PATIENCE).ok();
+            connection = raw.map(|raw| (target.address.clone(), raw));
         }
         let mut progress = false;
         if let Some((_, raw)) = &mut connection {
@@ -104,12 +105,6 @@ fn consume(state: &Mutex<State>, over: &AtomicBool) {
             std::thread::park_timeout(IDLE_PAUSE);
         }
     }
-}
-
-fn connect(address: &str) -> Option<Raw> {
-    let raw = Raw::connect(address).ok()?;
-    raw.set_patience(PATIENCE).ok()?;
-    Some(raw)
 }
 
 /// One get a partition; whether anything came.

@@ -87,7 +87,7 @@ fn read(address: &str, seen: &Mutex<Seen>, over: &AtomicBool) {
         TOPICS.iter().flat_map(|topic| (0..PARTITIONS).map(|partition| ((*topic, partition), 0))).collect();
     let mut connection = None;
     while !over.load(Ordering::SeqCst) {
-        let progress = match connection.take().or_else(|| connect(address)) {
+        let progress = match connection.take().or_else(|| Raw::connect_for(address, PATIENCE).ok()) {
             None => false,
             Some(mut raw) => match read_once(&mut raw, &mut positions, seen, over) {
                 Ok(progress) => {
@@ -102,12 +102,6 @@ fn read(address: &str, seen: &Mutex<Seen>, over: &AtomicBool) {
             std::thread::park_timeout(IDLE_PAUSE);
         }
     }
-}
-
-fn connect(address: &str) -> Option<Raw> {
-    let raw = Raw::connect(address).ok()?;
-    raw.set_patience(PATIENCE).ok()?;
-    Some(raw)
 }
 
 /// One get a partition; whether anything came. A member that shows less than before is asked again later.
