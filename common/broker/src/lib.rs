@@ -1,8 +1,9 @@
 //! A running node: TCP, TLS and QUIC in, store out.
 //!
 //! [`Node`] assembles it and is where reading starts. `session.rs` is the life of one connection over any
-//! `transport.rs`, `secure.rs` lets the encrypted ones in, `outbound.rs` keeps a connection's answers in order,
-//! `dispatch.rs` is the single match over requests, `handlers/` has one file a command.
+//! `transport.rs`, `secure.rs` lets the encrypted ones in, `full.rs` sends away those for whom there is no room,
+//! `outbound.rs` keeps a connection's answers in order, `dispatch.rs` is the single match over requests, `handlers/` has
+//! one file a command.
 //!
 //! Invariants: requests of one connection are executed in the order they came, and answered in that order, but for
 //! long polls; every request that is owed an answer gets exactly one; nothing is kept for a connection without a
