@@ -8,8 +8,10 @@
 //! Memory is bounded: a get whose bytes are known to wait takes its size out of a budget before it is sent; a get that
 //! only listens asks for its share of a second one.
 
+mod ahead;
 mod append;
 mod board;
+mod budget;
 mod compare;
 mod follow;
 mod heir;

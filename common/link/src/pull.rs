@@ -220,6 +220,22 @@ impl Pull {
         }
     }
 
+    /// The records of an answer to the get right behind a [`Step::Append`] into `segment`, checked, where they may be
+    /// appended behind it before [`Pull::on_appended`] has told of it; told of in turn. `None`: the answer is for
+    /// [`Pull::on_answer`], after that, as where it has to wait for the journal, which is held up to `journal`.
+    pub fn also(&mut self, segment: Offset, journal: Offset, answer: &Answer) -> Option<Bytes> {
+        let Answer::Value { body, extra: Some(extra) } = answer else { return None };
+        if segment != extra.segment
+            || extra.journal > Some(journal)
+            || body.is_empty()
+            || check(body).bytes < body.len()
+        {
+            return None;
+        }
+        self.see_end(extra.end);
+        Some(body.clone())
+    }
+
     pub fn on_created(&mut self, first: Offset) {
         self.log = Log::Present { first, end: first };
     }

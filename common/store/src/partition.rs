@@ -222,6 +222,13 @@ impl Partition {
         self.enqueue(Append::Verbatim(Verbatim { at, segment, bytes, ack }));
     }
 
+    /// The same, but the bytes stay queued, and `true` says that the caller owes a [`Partition::write_queued`], from a
+    /// thread that may wait for the disk: many bytes are then written while those before them are synced.
+    #[must_use]
+    pub fn append_verbatim_queued(self: &Arc<Self>, at: Offset, segment: Offset, bytes: Bytes, ack: Ack) -> bool {
+        self.admit(Append::Verbatim(Verbatim { at, segment, bytes, ack }))
+    }
+
     fn enqueue(self: &Arc<Self>, append: Append) {
         if self.queue_up(append) {
             self.write_queued();
@@ -230,8 +237,21 @@ impl Partition {
 
     /// Queues an append, and leaves it to the committer where that writes; `true` where it does not.
     fn queue_up(self: &Arc<Self>, append: Append) -> bool {
-        let bytes = append.body_bytes();
         let is_copy = matches!(append, Append::Verbatim(_));
+        if !self.admit(append) {
+            return false;
+        }
+        if self.rules.level() == FlushLevel::Os {
+            return true;
+        }
+        let is_waited_for = !is_copy && self.is_waited_for_idly();
+        self.want(Wants::Commit);
+        is_waited_for
+    }
+
+    /// Queues an append, unless it is refused.
+    fn admit(&self, append: Append) -> bool {
+        let bytes = append.body_bytes();
         let queued_bytes = self.shared.queued_bytes.fetch_add(bytes, Ordering::Relaxed);
         if queued_bytes + bytes > APPEND_QUEUE_BYTES_MAX {
             self.shared.queued_bytes.fetch_sub(bytes, Ordering::Relaxed);
@@ -244,12 +264,7 @@ impl Partition {
             refuse(append.into_ack(), Refusal::Closing);
             return false;
         }
-        if self.rules.level() == FlushLevel::Os {
-            return true;
-        }
-        let is_waited_for = !is_copy && self.is_waited_for_idly();
-        self.want(Wants::Commit);
-        is_waited_for
+        true
     }
 
     /// Whether members wait for what is appended while the committer rests: whoever appends then writes while it wakes, so

@@ -1,6 +1,7 @@
 //! The main job: a slave that is the same as its master, and takes its place.
 
 use anyhow::Result;
+use metaq_harness::authority::Authority;
 use metaq_harness::pair::{assert_prefix, assert_same, slave_site, start_slave, wait_level};
 use metaq_harness::process::{Broker, Site, wait_until};
 use metaq_harness::raw::{Raw, Stored};
@@ -45,6 +46,43 @@ fn a_slave_is_byte_identical_and_serves_reads_and_refuses_puts() -> Result<()> {
     assert_eq!(refusal.code, 500);
     assert!(refusal.text().contains(&format!("meta://{}", master.address)), "{}", refusal.text());
     assert!(s.ask("stats")?.text().contains("\r\nslave true\r\n"));
+    Ok(())
+}
+
+/// Far behind, where bytes are fetched, written and synced side by side: still the same, byte for byte, when it is killed on
+/// its way.
+#[test]
+fn a_slave_that_is_far_behind_catches_up_to_the_same_files_though_killed_on_its_way() -> Result<()> {
+    let authority = Authority::new("orders")?;
+    for (transport, threshold, kills) in [("tcp", "0", 3), ("tcp", "1000", 1), ("quic", "0", 2)] {
+        let files = authority.issue(&format!("node-{transport}-{threshold}"))?;
+        let configure = |site: &mut Site| {
+            site.set("maxSegmentSize", "12*1024*1024").set("unflushThreshold", threshold);
+            site.topic("test", &[("numPartitions", "2")]);
+            files.configure(site);
+            site.set("replicationTransport", transport);
+        };
+        let (master_site, slave_site) = (slave_site(configure)?, slave_site(configure)?);
+        let master = master_site.start_master(&[])?;
+        let mut raw = Raw::connect(&master.address)?;
+        for i in 0..320usize {
+            let body: Vec<u8> = (0..100_000 + i * 613 % 90_000).map(|at| (at * (i + 1) % 251) as u8).collect();
+            // Most of it in one partition.
+            raw.put("test", i32::from(i % 5 == 0), &body)?.stored()?;
+        }
+        for kill in 1..=kills {
+            let slave = start_slave(&slave_site, 0, &master)?;
+            let mut there = Raw::connect(&slave.address)?;
+            wait_until("the slave to be on its way", || {
+                Ok((there.end("test", 0).unwrap_or(0) > kill * 4_000_000).then_some(()))
+            })?;
+            slave.kill()?;
+            assert_prefix(&master_site.data(), &slave_site.data())?;
+        }
+        let slave = start_slave(&slave_site, 0, &master)?;
+        wait_level(&master, &slave, "test", 2)?;
+        assert_same(&master_site.data(), &slave_site.data())?;
+    }
     Ok(())
 }
 

@@ -1,44 +1,26 @@
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use bytes::Bytes;
 use metaq_client::{ClientError, GetAnswer};
 use metaq_store::{AppendError, CreateError, Partition, Reader, Refusal};
-use metaq_types::limits::{LONG_POLL_MAX, TRANSFER_BYTES_MIN};
+use metaq_types::limits::TRANSFER_BYTES_MIN;
 use metaq_types::{Offset, PartitionId};
 use metaq_wire::ValueExtra;
-use parking_lot::Mutex;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tracing::warn;
 
 use super::LinkOptions;
-use super::append;
+use super::ahead::Ahead;
+use super::append::Appends;
 use super::board::{Board, Cell};
+use super::budget::{Budget, FETCH_BYTES};
 use super::compare;
 use super::lane::{Lane, Question};
 use super::transport::Way;
 use crate::listing::Listed;
-use crate::pace::Pace;
 use crate::pull::{Answer, Log, NextGet, Pull, Step};
-
-/// What a get asks for when its bytes are known to wait.
-const FETCH_BYTES: u32 = 1024 * 1024;
-
-/// Bytes that gets with waiting bytes may have in flight, until they are appended.
-const WAITING_BYTES_MAX: u32 = 64 * 1024 * 1024;
-
-/// Bytes that all listening gets together ask for: their master may answer all of them in one instant.
-const LISTENING_BYTES_MAX: u32 = 32 * 1024 * 1024;
-
-/// A listening get asks for no less, however many there are: a small message should come with the first answer.
-const LISTENING_BYTES_MIN: u32 = 2 * 1024;
-
-/// Listening gets that end with nothing, in a second: many partitions wait longer each, so that idle ones cost little.
-/// What comes is answered at once however long the wait.
-const IDLE_GETS_PER_SECOND_MAX: u32 = 1000;
 
 /// A get that is not answered for this long beyond its wait is given up; the keep-alive decides about the connection.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
@@ -47,52 +29,6 @@ const JOURNAL_CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Partition bytes that wait longer for the journal than this are worth a line.
 const JOURNAL_PATIENCE: Duration = Duration::from_secs(10);
-
-const BUDGET_UNIT_BYTES: u32 = 1024;
-
-/// Bounds the memory of a link.
-pub(super) struct Budget {
-    waiting: Arc<Semaphore>,
-    listeners: AtomicUsize,
-    /// Of partitions that catch up.
-    pace: Mutex<Pace>,
-}
-
-impl Budget {
-    pub(super) fn new(catch_up_bytes_per_second: u64) -> Budget {
-        let units = (WAITING_BYTES_MAX / BUDGET_UNIT_BYTES) as usize;
-        let pace = Mutex::new(Pace::new(catch_up_bytes_per_second));
-        Budget { waiting: Arc::new(Semaphore::new(units)), listeners: AtomicUsize::new(1), pace }
-    }
-
-    pub(super) fn set_listeners(&self, listeners: usize) {
-        self.listeners.store(listeners.max(1), Ordering::Relaxed);
-    }
-
-    fn listening_bytes(&self) -> u32 {
-        let listeners = u32::try_from(self.listeners.load(Ordering::Relaxed)).unwrap_or(u32::MAX);
-        (LISTENING_BYTES_MAX / listeners).clamp(LISTENING_BYTES_MIN, FETCH_BYTES)
-    }
-
-    fn listening_wait(&self, delay_max: Duration) -> Duration {
-        let listeners = u32::try_from(self.listeners.load(Ordering::Relaxed)).unwrap_or(u32::MAX);
-        delay_max.max(Duration::from_secs(1) * listeners / IDLE_GETS_PER_SECOND_MAX).min(LONG_POLL_MAX)
-    }
-
-    /// Waits until `bytes` may be asked for. Cancel-safe.
-    async fn take(&self, bytes: u32) -> OwnedSemaphorePermit {
-        Arc::clone(&self.waiting).acquire_many_owned(units(bytes)).await.expect("the budget is never closed")
-    }
-
-    /// `None` when others need what is left: who holds bytes must not wait for room for more.
-    fn try_take(&self, bytes: u32) -> Option<OwnedSemaphorePermit> {
-        Arc::clone(&self.waiting).try_acquire_many_owned(units(bytes)).ok()
-    }
-}
-
-fn units(bytes: u32) -> u32 {
-    bytes.min(WAITING_BYTES_MAX).div_ceil(BUDGET_UNIT_BYTES)
-}
 
 /// One partition being followed over one connection.
 pub(super) struct Follow {
@@ -109,12 +45,15 @@ pub(super) struct Follow {
     pub(super) end: Offset,
     /// The master remembers no reigns, as the original: see [`super::compare`].
     pub(super) compares: bool,
-    /// The master heeds what a get says of what is held: see [`Follow::ask_ahead`].
+    /// The master heeds what a get says of what is held: see [`super::ahead`].
     pub(super) reads_ahead: bool,
 }
 
 /// What a get came to, with the room in the budget that its bytes take until they are appended.
-type Answered = (Answer, Option<OwnedSemaphorePermit>);
+type Answered = (Answer, Room);
+
+/// `None` for the few bytes of a get that listened.
+pub(super) type Room = Option<OwnedSemaphorePermit>;
 
 /// Follows until told to stop, until the partition stops by itself, or until the connection is gone. Never abandons an
 /// append: its outcome is waited for.
@@ -130,39 +69,25 @@ pub(super) async fn run(follow: Follow) {
     }
     pull.on_listing(follow.first, follow.end);
     follow.board.update(&follow.cell, &pull, true);
-    let mut lane = Lane::of(&follow.way);
-    let mut ahead: Option<(Offset, Answered)> = None;
+    let follow = Arc::new(follow);
+    let mut ahead = Ahead::new(Lane::of(&follow.way));
     while let Some(get) = pull.next_get() {
-        let answered = match ahead.take().filter(|(offset, _)| *offset == get.offset) {
-            Some((_, answered)) => Some(answered),
-            None => follow.ask_until_stopped(&mut lane, get).await,
-        };
-        // The permit is held until the bytes are appended.
-        let Some((answer, permit)) = answered else { return };
+        let Some(fetched) = ahead.answer(&follow, get).await else { return };
         if !get.waiting {
             follow.board.level_until_now(&follow.cell);
         }
-        if let Answer::Value { extra: Some(ValueExtra { journal: Some(bound), .. }), .. } = &answer
+        if let Answer::Value { extra: Some(ValueExtra { journal: Some(bound), .. }), .. } = &fetched.answer
             && !follow.journal_reached(*bound).await
         {
             return;
         }
+        let step = pull.on_answer(fetched.answer, follow.options.delay_max);
         follow.limit(log.as_deref());
         follow.board.keep_limit(&follow.cell).await;
-        let step = pull.on_answer(answer, follow.options.delay_max);
         follow.board.update(&follow.cell, &pull, true);
         let before = pull.position();
-        let pause = match follow.ahead_of(&pull, &step) {
-            None => follow.take(step, &mut pull, &mut log).await,
-            Some((get, room)) => {
-                let asked = follow.ask_ahead(&mut lane, get, before, room);
-                let (pause, answered) = tokio::join!(follow.take(step, &mut pull, &mut log), asked);
-                ahead = answered.map(|answered| (get.offset, answered));
-                pause
-            }
-        };
+        let pause = follow.take(step, fetched.room, &mut pull, &mut log, &mut ahead).await;
         follow.board.update(&follow.cell, &pull, false);
-        drop(permit);
         let pause = pause.or_else(|| follow.pace(pull.position().bytes_since(before)));
         if let Some(pause) = pause {
             follow.pause(pause).await;
@@ -232,8 +157,20 @@ impl Follow {
         }
     }
 
-    /// Does one step; answers how long to wait before the next get.
-    async fn take(&self, step: Step, pull: &mut Pull, log: &mut Option<Arc<Partition>>) -> Option<Duration> {
+    /// Up to where the transaction journal is durable here; without one there is nothing to wait for.
+    fn journal_held(&self) -> Offset {
+        self.options.store.journal().map_or(Offset::MAX, |journal| journal.positions().durable)
+    }
+
+    /// Does one step, whose bytes have `room`; answers how long to wait before the next get.
+    async fn take(
+        self: &Arc<Self>,
+        step: Step,
+        room: Room,
+        pull: &mut Pull,
+        log: &mut Option<Arc<Partition>>,
+        ahead: &mut Ahead,
+    ) -> Option<Duration> {
         let done = match step {
             Step::Get | Step::Stop => return None,
             Step::Pause(pause) => return Some(pause),
@@ -255,7 +192,20 @@ impl Follow {
             }),
             Step::Append { at, segment, bytes } => match self.segment(at, segment).await {
                 None => return Some(self.options.delay_max),
-                Some(segment) => self.append(log, at, segment, bytes).await.map(|end| pull.on_appended(end)),
+                Some(segment) => {
+                    let begun = match log {
+                        Some(log) => Ok(Arc::clone(log)),
+                        None => self.create(at).await.map(|created| Arc::clone(log.insert(created))),
+                    };
+                    match begun {
+                        Ok(log) => {
+                            let mut appends = Appends::new(log, at, segment);
+                            appends.append(bytes, room);
+                            self.append(appends, pull, ahead).await
+                        }
+                        Err(failure) => Err(failure),
+                    }
+                }
             },
         };
         match done {
@@ -298,7 +248,7 @@ impl Follow {
             return None;
         }
         let late = self.options.catch_up_bytes_per_second > 0 && self.board.is_late(&self.cell, self.options.delay_max);
-        late.then(|| self.budget.pace.lock().take(bytes, std::time::Instant::now())).filter(|pause| !pause.is_zero())
+        late.then(|| self.budget.pace(bytes)).filter(|pause| !pause.is_zero())
     }
 
     /// Ends early when told to stop.
@@ -310,7 +260,7 @@ impl Follow {
     }
 
     /// As [`Follow::ask`], and `None` when told to stop as well.
-    async fn ask_until_stopped(&self, lane: &mut Lane, get: NextGet) -> Option<Answered> {
+    pub(super) async fn ask_until_stopped(&self, lane: &mut Lane, get: NextGet) -> Option<Answered> {
         tokio::select! {
             // An answer that came before the connection ended is used.
             biased;
@@ -332,37 +282,7 @@ impl Follow {
         Some((answer, permit))
     }
 
-    /// The get behind what is about to be appended, where far more waits and there is room for it.
-    fn ahead_of(&self, pull: &Pull, step: &Step) -> Option<(NextGet, OwnedSemaphorePermit)> {
-        let Step::Append { at, bytes, .. } = step else { return None };
-        // Who is to be slow gains nothing; who is nearly level confirms sooner without.
-        let offset = *at + bytes.len() as u64;
-        let far = pull.master_end().is_some_and(|end| end >= offset + u64::from(FETCH_BYTES));
-        if !self.reads_ahead || !far || self.options.catch_up_bytes_per_second > 0 {
-            return None;
-        }
-        let room = self.budget.try_take(FETCH_BYTES)?;
-        Some((NextGet { offset, waiting: true, bytes_min: 0 }, room))
-    }
-
-    /// Fetches what comes next while what was fetched is being stored, so that link and disk work side by side. Says to the
-    /// master that only what lies before `held` is stored.
-    async fn ask_ahead(
-        &self,
-        lane: &mut Lane,
-        get: NextGet,
-        held: Offset,
-        room: OwnedSemaphorePermit,
-    ) -> Option<Answered> {
-        let answer = tokio::select! {
-            biased;
-            answer = self.get(lane, get.offset, Some(held), FETCH_BYTES, None) => answer?,
-            () = self.stop.cancelled() => return None,
-        };
-        Some((answer, Some(room)))
-    }
-
-    async fn get(
+    pub(super) async fn get(
         &self,
         lane: &mut Lane,
         offset: Offset,
@@ -446,44 +366,32 @@ impl Follow {
         }
     }
 
-    /// Appends and waits until it is as safe as the topic's rule asks; answers the log's new end.
-    async fn append(
-        &self,
-        log: &mut Option<Arc<Partition>>,
-        at: Offset,
-        segment: Offset,
-        bytes: Bytes,
-    ) -> Result<Offset, Failure> {
-        let partition = match log {
-            Some(partition) => partition,
-            None => log.insert(self.create(at).await?),
-        };
-        let bytes_len = bytes.len() as u64;
-        let end = at + bytes_len;
-        let (ack, outcome) = append::ack();
-        partition.append_verbatim(at, segment, bytes, ack);
-        match outcome.await {
-            Ok(Ok(_)) => {
-                self.board.copied(bytes_len);
-                Ok(end)
+    /// Waits until what is being appended is as safe as the topic's rule asks, and fetches and appends meanwhile what
+    /// comes behind it.
+    async fn append(self: &Arc<Self>, mut appends: Appends, pull: &mut Pull, ahead: &mut Ahead) -> Result<(), Failure> {
+        ahead.begin(appends.end());
+        loop {
+            while appends.take_more()
+                && let journal = self.journal_held()
+                && let Some((bytes, room)) = ahead.take_behind(pull, appends.end(), appends.segment(), journal)
+            {
+                self.limit(Some(appends.log()));
+                self.board.keep_limit(&self.cell).await;
+                ahead.go_on(self, pull);
+                ahead.send().await;
+                appends.append(bytes, room);
             }
-            Ok(Err(error)) => Err(error.into()),
-            Err(_) => Err(Failure::Lasting("the append was never answered".to_owned())),
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn idle_partitions_cost_no_more_than_so_many_gets() {
-        let budget = Budget::new(0);
-        let delay_max = Duration::from_millis(500);
-        for (listeners, wait_ms) in [(1, 500), (500, 500), (2_000, 2_000), (10_000, 10_000), (100_000, 30_000)] {
-            budget.set_listeners(listeners);
-            assert_eq!(budget.listening_wait(delay_max).as_millis(), wait_ms, "{listeners}");
+            ahead.go_on(self, pull);
+            tokio::select! {
+                biased;
+                stored = appends.stored() => {
+                    let Some(end) = stored else { return appends.outcome().map_err(Failure::from) };
+                    self.board.copied(end.bytes_since(pull.position()));
+                    pull.on_appended(end);
+                    self.board.update(&self.cell, pull, false);
+                }
+                () = ahead.advance() => {}
+            }
         }
     }
 }

@@ -1,4 +1,4 @@
-use bytes::BytesMut;
+use bytes::{Bytes, BytesMut};
 use metaq_client::{Client, ClientError, GetAnswer};
 use metaq_net::quic::{self, Connection, RecvStream, SendStream};
 use metaq_types::{Offset, Opaque, PartitionId};
@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use super::transport::Way;
 
-/// The most that is taken from a stream at once.
-const CHUNK_BYTES: usize = 256 * 1024;
+/// The most packets whose bytes are taken from a stream at once: each time, the whole connection is locked.
+const CHUNKS_MAX: usize = 32;
 
 /// One get of a partition.
 pub(super) struct Question<'a> {
@@ -98,9 +98,12 @@ impl OwnStream {
     async fn read(&self, receiver: &mut RecvStream, max_bytes: i32) -> Result<Response, ClientError> {
         let mut input = BytesMut::new();
         loop {
-            let chunk = receiver.read_chunk(CHUNK_BYTES, true).await.map_err(|error| self.closed(error.to_string()))?;
-            let Some(chunk) = chunk else { return Err(self.closed("the master ended the stream".to_owned())) };
-            input.extend_from_slice(&chunk.bytes);
+            let mut chunks = [const { Bytes::new() }; CHUNKS_MAX];
+            let read = receiver.read_chunks(&mut chunks).await.map_err(|error| self.closed(error.to_string()))?;
+            let Some(read) = read else { return Err(self.closed("the master ended the stream".to_owned())) };
+            for chunk in &chunks[..read] {
+                input.extend_from_slice(chunk);
+            }
             match decode_response(&mut input) {
                 Ok(Some(response)) => return Ok(response),
                 // The rest follows: room for it is made once.

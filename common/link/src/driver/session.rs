@@ -16,7 +16,8 @@ use tracing::{info, warn};
 
 use super::LinkOptions;
 use super::board::Board;
-use super::follow::{self, Budget, Follow};
+use super::budget::Budget;
+use super::follow::{self, Follow};
 use super::join::{Held, compare_ends, join};
 use super::transport::Way;
 use super::trim;

@@ -236,3 +236,40 @@ fn an_original_that_has_not_flushed_what_it_handed_out_has_not_diverged() {
     assert_eq!(pull.on_compared(false, at(200), DELAY), Step::Stop);
     assert_eq!(pull.stopped(), Some(&Stop::Diverged { own_end: at(300), master_end: at(200) }));
 }
+
+#[test]
+fn what_follows_in_the_same_segment_is_appended_behind_when_all_of_it_is_good() {
+    let mut pull = present(0, 300);
+    let body = records(2);
+    assert!(matches!(pull.on_answer(value(body.clone(), 0, 400), DELAY), Step::Append { .. }));
+    let (segment, journal) = (at(0), at(1000));
+    let also = pull.also(segment, journal, &value(body.clone(), 0, 500));
+    assert_eq!(also, Some(body.clone()));
+    assert_eq!(pull.master_end(), Some(at(500)));
+    assert_eq!(pull.position(), at(300), "nothing is stored yet");
+
+    let mut bad = BytesMut::from(&body[..]);
+    bad[59] ^= 1;
+    let behind_the_journal = |bound| Answer::Value {
+        body: body.clone(),
+        extra: Some(ValueExtra { segment: at(0), end: at(500), epoch: 0, journal: Some(at(bound)), confirmed: None }),
+    };
+    for alone in [
+        value(body.slice(..59), 0, 600),
+        value(bad.freeze(), 0, 600),
+        value(body.clone(), 360, 600),
+        value(Bytes::new(), 0, 600),
+        Answer::Value { body: body.clone(), extra: None },
+        behind_the_journal(1001),
+        Answer::Nothing { early: false },
+        Answer::Moved(at(600)),
+    ] {
+        assert_eq!(pull.also(segment, journal, &alone), None, "{alone:?}");
+        assert_eq!(pull.master_end(), Some(at(500)));
+    }
+    assert!(pull.also(segment, journal, &behind_the_journal(1000)).is_some());
+    for end in [360, 420] {
+        pull.on_appended(at(end));
+        assert_eq!(pull.next_get().map(|get| get.offset), Some(at(end)));
+    }
+}

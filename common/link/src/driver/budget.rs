@@ -1,0 +1,93 @@
+//! How much a link may have in flight, and how often it asks for nothing.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use metaq_types::limits::LONG_POLL_MAX;
+use parking_lot::Mutex;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+use crate::pace::Pace;
+
+/// What a get asks for when its bytes are known to wait.
+pub(super) const FETCH_BYTES: u32 = 1024 * 1024;
+
+/// Bytes that gets with waiting bytes may have in flight, until they are appended.
+const WAITING_BYTES_MAX: u32 = 64 * 1024 * 1024;
+
+/// Bytes that all listening gets together ask for: their master may answer all of them in one instant.
+const LISTENING_BYTES_MAX: u32 = 32 * 1024 * 1024;
+
+/// A listening get asks for no less, however many there are: a small message should come with the first answer.
+const LISTENING_BYTES_MIN: u32 = 2 * 1024;
+
+/// Listening gets that end with nothing, in a second: many partitions wait longer each, so that idle ones cost little.
+/// What comes is answered at once however long the wait.
+const IDLE_GETS_PER_SECOND_MAX: u32 = 1000;
+
+const BUDGET_UNIT_BYTES: u32 = 1024;
+
+/// Bounds the memory of a link.
+pub(super) struct Budget {
+    waiting: Arc<Semaphore>,
+    listeners: AtomicUsize,
+    /// Of partitions that catch up.
+    pace: Mutex<Pace>,
+}
+
+impl Budget {
+    pub(super) fn new(catch_up_bytes_per_second: u64) -> Budget {
+        let units = (WAITING_BYTES_MAX / BUDGET_UNIT_BYTES) as usize;
+        let pace = Mutex::new(Pace::new(catch_up_bytes_per_second));
+        Budget { waiting: Arc::new(Semaphore::new(units)), listeners: AtomicUsize::new(1), pace }
+    }
+
+    pub(super) fn set_listeners(&self, listeners: usize) {
+        self.listeners.store(listeners.max(1), Ordering::Relaxed);
+    }
+
+    pub(super) fn listening_bytes(&self) -> u32 {
+        let listeners = u32::try_from(self.listeners.load(Ordering::Relaxed)).unwrap_or(u32::MAX);
+        (LISTENING_BYTES_MAX / listeners).clamp(LISTENING_BYTES_MIN, FETCH_BYTES)
+    }
+
+    pub(super) fn listening_wait(&self, delay_max: Duration) -> Duration {
+        let listeners = u32::try_from(self.listeners.load(Ordering::Relaxed)).unwrap_or(u32::MAX);
+        delay_max.max(Duration::from_secs(1) * listeners / IDLE_GETS_PER_SECOND_MAX).min(LONG_POLL_MAX)
+    }
+
+    /// How long to leave room for others after `bytes` came.
+    pub(super) fn pace(&self, bytes: u64) -> Duration {
+        self.pace.lock().take(bytes, Instant::now())
+    }
+
+    /// Waits until `bytes` may be asked for. Cancel-safe.
+    pub(super) async fn take(&self, bytes: u32) -> OwnedSemaphorePermit {
+        Arc::clone(&self.waiting).acquire_many_owned(units(bytes)).await.expect("the budget is never closed")
+    }
+
+    /// `None` when others need what is left: who holds bytes must not wait for room for more.
+    pub(super) fn try_take(&self, bytes: u32) -> Option<OwnedSemaphorePermit> {
+        Arc::clone(&self.waiting).try_acquire_many_owned(units(bytes)).ok()
+    }
+}
+
+fn units(bytes: u32) -> u32 {
+    bytes.min(WAITING_BYTES_MAX).div_ceil(BUDGET_UNIT_BYTES)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn idle_partitions_cost_no_more_than_so_many_gets() {
+        let budget = Budget::new(0);
+        let delay_max = Duration::from_millis(500);
+        for (listeners, wait_ms) in [(1, 500), (500, 500), (2_000, 2_000), (10_000, 10_000), (100_000, 30_000)] {
+            budget.set_listeners(listeners);
+            assert_eq!(budget.listening_wait(delay_max).as_millis(), wait_ms, "{listeners}");
+        }
+    }
+}
