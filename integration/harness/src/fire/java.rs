@@ -262,8 +262,8 @@ fn partition_of(topic: &str, partition: &str) -> Result<Partition> {
     Ok((topic, number))
 }
 
-/// The directory with the classes and jars. Tests of several processes may ask at once.
-fn build() -> Result<PathBuf> {
+/// The directory with the classes and jars, which are fetched the first time. Tests of several processes may ask at once.
+pub fn build() -> Result<PathBuf> {
     let here = Path::new(env!("CARGO_MANIFEST_DIR"));
     let (source, pom) = (here.join("java/FireConsumer.java"), here.join("../java/pom.xml"));
     let target = here.join("../../target/fire-consumer");

@@ -7,7 +7,7 @@ use crate::fire::check::{Partition, Served, check_served, is_announced};
 use crate::fire::cluster::{Cluster, Direction, SESSION, Setup, Transport};
 use crate::fire::consume::Consumer;
 use crate::fire::disk::SlowDisk;
-use crate::fire::java::{Counts, JavaConsumers};
+use crate::fire::java::{self, Counts, JavaConsumers};
 use crate::fire::load::Load;
 use crate::fire::namespaces::{Cut, Hub};
 use crate::fire::{Rng, last, say_loudly};
@@ -101,6 +101,8 @@ pub struct Summary {
 
 /// Runs the rounds that follow from the seed.
 pub fn run(seed: u64, rounds: usize) -> Result<Summary> {
+    // A hub has no way out, by which the consumers' libraries could come.
+    java::build()?;
     // The thread that enters a hub does not come back from it.
     std::thread::scope(|scope| {
         let run = scope.spawn(|| run_here(seed, rounds));
