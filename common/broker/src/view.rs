@@ -97,7 +97,7 @@ fn quorum(node: &Shared, out: &mut String) {
     out.push_str(&report.to_string());
 }
 
-/// When a put to each topic is answered, by the settings in force.
+/// When a put to each topic is answered, by the settings in force: of every section, and of what was made by a pattern.
 fn durability(node: &Shared, out: &mut String) {
     let config = node.config.snapshot();
     let held = node.store.partitions().into_iter().map(|partition| partition.id().topic.clone());
