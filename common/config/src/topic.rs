@@ -63,7 +63,8 @@ pub(crate) fn parse_topics(ini: &Ini, system: &System, findings: &mut Findings) 
         let Some(name) = section.name.strip_prefix("topic=") else { continue };
         match TopicName::new(name) {
             Ok(name) if *name == *JOURNAL_TOPIC => {
-                findings.error(section.line, format!("[{}]: that is what the transaction journal is called", section.name));
+                findings
+                    .error(section.line, format!("[{}]: that is what the transaction journal is called", section.name));
             }
             Ok(name) => {
                 let topic = parse_topic(name.clone(), section, system, findings);

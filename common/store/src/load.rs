@@ -3,6 +3,7 @@ use crate::disk::{Aside, Disk, copy_aside};
 use crate::scan::{Scan, scan};
 use crate::segment::Segment;
 use metaq_types::{MessageId, Offset, PartitionId};
+use rustix::fs::{Access, access};
 use std::fs::{self, Metadata};
 use std::io;
 use std::os::unix::fs::MetadataExt;
@@ -81,6 +82,10 @@ pub(crate) fn load(
         (entry.base, entry.length, entry.modified_nanos) == (last.base, last.bytes, last.modified_nanos)
     });
     if let Some(entry) = fits {
+        // Nothing is read, so that it can be is found out here, and not by each reader.
+        let path = last.path(directory);
+        access(&path, Access::READ_OK)
+            .map_err(|error| format!("cannot open {}: {}", path.display(), io::Error::from(error)))?;
         segments.push(Arc::new(last.segment(Vec::new(), damage_of(last.base)).unread(last.bytes)));
         let end = offset(last.base) + last.bytes;
         let (records, highest_id) = (entry.records, None);

@@ -6,7 +6,7 @@ use crate::roots::Root;
 use crate::store::RulesFor;
 use metaq_types::{PartitionId, PartitionNameError};
 use parking_lot::Mutex;
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -45,16 +45,18 @@ struct Place {
 }
 
 /// Loads the partitions of all data paths, several at a time, each on its own: what is wrong with one does not concern
-/// the others.
+/// the others. `unserved`: those that were found not to be fit to be served before, and why.
 pub(crate) fn recover_all(
     shared: &Arc<Shared>,
     roots: &[Root],
     clean: Option<&CleanMark>,
     rules: &RulesFor,
+    unserved: BTreeMap<PartitionId, String>,
 ) -> Result<Recovered, OpenError> {
     let started = Instant::now();
     let mut report = RecoveryReport { clean: clean.is_some(), ..RecoveryReport::default() };
-    let places = list_places(roots, &mut report)?;
+    let mut places = list_places(roots, &mut report)?;
+    places.retain(|place| !unserved.contains_key(&place.id));
     if clean.is_none() {
         for root in roots {
             shared.disk.sync_dir(&root.path).map_err(OpenError::io("sync", &*root.path))?;
@@ -62,6 +64,12 @@ pub(crate) fn recover_all(
     }
     let mut partitions = Vec::with_capacity(places.len());
     let mut failed = HashMap::new();
+    let mut fail = |id: PartitionId, reason: String, report: &mut RecoveryReport| {
+        tracing::error!(partition = %id, reason, "not served");
+        report.failed.push((id.to_string(), reason.clone()));
+        failed.insert(id, reason);
+    };
+    unserved.into_iter().for_each(|(id, reason)| fail(id, reason, &mut report));
     for (place, loaded) in load_all(shared, places, clean) {
         match loaded {
             Ok(Some(loaded)) => {
@@ -77,11 +85,7 @@ pub(crate) fn recover_all(
                 partitions.push(Arc::new(partition));
             }
             Ok(None) => {}
-            Err(reason) => {
-                tracing::error!(partition = %place.id, reason, "not served");
-                report.failed.push((place.id.to_string(), reason.clone()));
-                failed.insert(place.id, reason);
-            }
+            Err(reason) => fail(place.id, reason, &mut report),
         }
     }
     report.served = partitions.len();

@@ -112,9 +112,9 @@ impl Store {
         let clean = clean::read(&clean_mark).map_err(OpenError::io("read", &clean_mark))?;
         let ended = ended::update(&*disk, &system.ours("ended"), &locked, clean.as_ref())?;
         clean::remove(&*disk, &clean_mark).map_err(OpenError::io("remove", &clean_mark))?;
-        let wal = match options.wal {
-            Some(wal) => Some(open_wal(&disk, &locked, wal)?),
-            None => None,
+        let (wal, unrestored) = match options.wal {
+            Some(wal) => open_wal(&disk, &locked, wal).map(|(wal, unrestored)| (Some(wal), unrestored))?,
+            None => (None, BTreeMap::new()),
         };
         let shared = Arc::new(Shared {
             wal,
@@ -126,7 +126,7 @@ impl Store {
             metrics: StoreMetrics::default(),
             queued_bytes: AtomicUsize::new(0),
         });
-        let recovered = recover_all(&shared, &locked, clean.as_ref(), &options.rules)?;
+        let recovered = recover_all(&shared, &locked, clean.as_ref(), &options.rules, unrestored)?;
         if let Err(error) = shared.ids.reserve() {
             // Reading goes on without ids; each append tries again.
             tracing::error!(%error, "appends are refused until this succeeds");
@@ -444,16 +444,22 @@ fn open_files_max() -> usize {
     usize::try_from(limit).unwrap_or(usize::MAX).min(OPEN_FILES_MAX)
 }
 
-/// Gives the partitions back what a crash took of their files, before anything looks at them.
-fn open_wal(disk: &Arc<dyn Disk>, locked: &[Root], options: WalOptions) -> Result<Wal, OpenError> {
+/// Gives the partitions back what a crash took of their files, before anything looks at them; with those where that was
+/// not possible, and why.
+fn open_wal(
+    disk: &Arc<dyn Disk>,
+    locked: &[Root],
+    options: WalOptions,
+) -> Result<(Wal, BTreeMap<PartitionId, String>), OpenError> {
     let directory = locked[0].ours("wal");
     let roots: Vec<_> = locked.iter().map(|root| root.path.clone()).collect();
     let replayed = replay(&**disk, &directory, &roots)?;
     for (partition, bytes) in &replayed.restored {
         tracing::info!(%partition, bytes, "restored from the write-ahead log");
     }
-    Wal::new(disk.clone(), directory, options, &replayed)
-        .map_err(OpenError::io("get memory for", "the write-ahead log"))
+    let wal = Wal::new(disk.clone(), directory, options, &replayed)
+        .map_err(OpenError::io("get memory for", "the write-ahead log"))?;
+    Ok((wal, replayed.unrestored))
 }
 
 /// The threads that sync, and the one behind the write-ahead log.

@@ -59,7 +59,9 @@ async fn commits_that_wait_share_a_sync() {
             let done: Vec<_> = answers.map(|answer| answer.is_ok()).collect();
             let stored = done.iter().filter(|done| **done).count();
             if room == u64::MAX {
-                assert_eq!((stored, coordinator.journal_syncs() - syncs), (8, 2));
+                // One for the first and one for the others; notes that a tick writes in between may bring another.
+                let syncs = coordinator.journal_syncs() - syncs;
+                assert!(stored == 8 && (2..=3).contains(&syncs), "{stored} stored with {syncs} syncs");
             } else {
                 assert!((1..8).contains(&stored), "room for one or two of them, not for all: {stored}");
             }

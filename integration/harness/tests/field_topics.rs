@@ -4,7 +4,8 @@ use anyhow::Result;
 use metaq_harness::process::{Site, wait_until};
 use metaq_harness::raw::Raw;
 use rustix::process::Signal;
-use std::fs;
+use std::fs::{self, Permissions};
+use std::os::unix::fs::PermissionsExt;
 
 /// F35: the new topic's offsets begin where the old one's ended. A group at that end gets the new messages; one below
 /// it is told where they begin. Nobody waits in silence, whatever updateConsumerOffsets says.
@@ -148,5 +149,52 @@ fn f55_the_level_of_a_topic_made_by_a_pattern_is_told() -> Result<()> {
         broker.kill()?;
     }
     assert!(told.contains("topic app-* ") && told.contains("topic test "), "{told}");
+    Ok(())
+}
+
+/// F56: by modes. The second of five partitions may not be read, be it its directory or its file, and the fourth is damaged
+/// in the middle; each is handled on its own, and the second is back when its mode is.
+#[test]
+fn f56_recovery_does_not_stop_at_the_first_failure() -> Result<()> {
+    for locked in ["test-1", "test-1/00000000000000000000.meta"] {
+        let mut site = Site::new()?;
+        site.set("numPartitions", "5");
+        // Modes bind root as well, in a user namespace of its own.
+        site.launch_by(["unshare", "--user"].map(String::from).to_vec());
+        let broker = site.start_master(&[])?;
+        let mut raw = Raw::connect(&broker.address)?;
+        for partition in 0..5 {
+            for body in [b"one", b"two", b"six"] {
+                raw.put("test", partition, body)?.stored()?;
+            }
+        }
+        assert!(broker.stop()?.success());
+        let locked = site.data().join(locked);
+        let mode = fs::metadata(&locked)?.permissions();
+        fs::set_permissions(&locked, Permissions::from_mode(0))?;
+        let damaged = site.data().join("test-3/00000000000000000000.meta");
+        let mut bytes = fs::read(&damaged)?;
+        bytes[23] ^= 0x7f;
+        fs::write(&damaged, bytes)?;
+
+        let broker = site.start_master(&[])?;
+        let line = broker.log_text().lines().find(|line| line.contains("data directory opened")).map(str::to_owned);
+        let line = line.expect("the summary");
+        assert!(line.contains("served=4") && line.contains("damaged=1") && line.contains("failed=1"), "{line}");
+        let mut raw = Raw::connect(&broker.address)?;
+        for (partition, messages) in [(0, 3), (2, 3), (3, 2), (4, 3)] {
+            assert_eq!(raw.read_all("test", partition, 0)?.len(), messages, "partition {partition}");
+            raw.put("test", partition, b"new")?.stored()?;
+        }
+        let reply = raw.get("test", 1, 0, 1024)?;
+        assert!(reply.code == 500 && reply.text().contains("Permission denied"), "{}", reply.text());
+        assert_eq!(raw.put("test", 1, b"x")?.code, 500);
+        broker.kill()?;
+        fs::set_permissions(&locked, mode)?;
+        let broker = site.start_master(&[])?;
+        let mut raw = Raw::connect(&broker.address)?;
+        assert_eq!(raw.read_all("test", 1, 0)?.len(), 3);
+        raw.put("test", 1, b"after")?.stored()?;
+    }
     Ok(())
 }

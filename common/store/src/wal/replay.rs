@@ -1,7 +1,7 @@
 //! What the write-ahead log holds goes into the partitions' files, at the opening after a crash.
 
-use super::format::{BLOCK_BYTES, HEADER_BYTES, Item, Use, items, parse_header};
-use crate::disk::{Aside, Disk, keep_aside, write_all_at};
+use super::format::{BLOCK_BYTES, Buffer, HEADER_BYTES, Item, Use, items, parse_header};
+use crate::disk::{Aside, Disk, keep_aside, replace_file, write_all_at};
 use crate::errors::OpenError;
 use crate::segment::Segment;
 use metaq_types::{Offset, PartitionId};
@@ -11,6 +11,9 @@ use std::io::{self, ErrorKind, IoSlice, Read};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+
+/// The file beside those of the ring for what could not be restored.
+const KEPT: &str = "kept";
 
 /// A disk writes a sector as a whole or not at all.
 const SECTOR_BYTES: u64 = 512;
@@ -22,6 +25,9 @@ pub(crate) struct Replayed {
     pub(crate) session: u64,
     /// Partitions that got bytes back, and how many.
     pub(crate) restored: BTreeMap<PartitionId, u64>,
+    /// Partitions whose files could not be looked at or written, and why. What the log has of them is kept for the next
+    /// opening; until then they must not be served.
+    pub(crate) unrestored: BTreeMap<PartitionId, String>,
 }
 
 /// A range of a segment, as the log has it.
@@ -33,28 +39,40 @@ struct Range<'a> {
 type Ranges<'a> = BTreeMap<(PartitionId, u64), Vec<Range<'a>>>;
 
 /// Puts the log's ranges into the partitions' files, makes these durable, and clears the log. An orderly
-/// stop has cleared it already, unless a partition could not be synced then.
+/// stop has cleared it already, unless a partition could not be synced then. What is wrong with one partition's files
+/// does not concern the others.
 pub(crate) fn replay(disk: &dyn Disk, directory: &Path, roots: &[Arc<Path>]) -> Result<Replayed, OpenError> {
+    let kept = directory.join(KEPT);
+    let ring = places(directory).map_err(OpenError::io("read", directory))?;
+    let files = ring.into_iter().chain(kept.exists().then(|| kept.clone()));
     let mut uses = Vec::new();
-    for (this, path) in uses_of(directory).map_err(OpenError::io("read", directory))? {
+    for (this, path) in uses_of(files).map_err(OpenError::io("read", directory))? {
         uses.push((this, fs::read(&path).map_err(OpenError::io("read", &path))?));
     }
-    let sequence = uses.last().map_or(0, |(this, _)| this.sequence);
-    let mut restored = BTreeMap::new();
-    for ((partition, segment), ranges) in collect(&uses) {
-        let bytes = restore(disk, roots, &partition, segment, &ranges)?;
-        *restored.entry(partition).or_default() += bytes;
+    let mut ranges = collect(&uses);
+    let (mut restored, mut unrestored) = (BTreeMap::new(), BTreeMap::new());
+    for ((partition, segment), ranges) in &ranges {
+        match restore(disk, roots, partition, *segment, ranges) {
+            Ok(0) => {}
+            Ok(bytes) => *restored.entry(partition.clone()).or_default() += bytes,
+            Err(error) => {
+                let reason = format!("{error}; what the write-ahead log has of it is kept for the next start");
+                unrestored.insert(partition.clone(), reason);
+            }
+        }
     }
-    restored.retain(|_, bytes| *bytes > 0);
+    ranges.retain(|(partition, _), _| unrestored.contains_key(partition));
+    let last = uses.last().map_or(Use { sequence: 0, session: 0 }, |(this, _)| *this);
+    keep(disk, &kept, last, &ranges).map_err(OpenError::io("write", &kept))?;
     clear(disk, directory).map_err(OpenError::io("clear", directory))?;
     let session = session().map_err(OpenError::io("read", "/dev/urandom"))?;
-    Ok(Replayed { sequence, session, restored })
+    Ok(Replayed { sequence: last.sequence, session, restored, unrestored })
 }
 
-/// The log's files that were used, the oldest use first.
-fn uses_of(directory: &Path) -> io::Result<Vec<(Use, PathBuf)>> {
+/// Of the log's files those that were used, the oldest use first.
+fn uses_of(files: impl IntoIterator<Item = PathBuf>) -> io::Result<Vec<(Use, PathBuf)>> {
     let mut uses = Vec::new();
-    for path in places(directory)? {
+    for path in files {
         let mut head = [0; HEADER_BYTES];
         if File::open(&path)?.read_exact_at(&mut head, 0).is_ok()
             && let Some(this) = parse_header(&head)
@@ -64,6 +82,31 @@ fn uses_of(directory: &Path) -> io::Result<Vec<(Use, PathBuf)>> {
     }
     uses.sort();
     Ok(uses)
+}
+
+/// Has exactly these ranges in the file of that name, durably, and no file where there are none. It stands for the newest
+/// use seen: nobody has changed these partitions since.
+fn keep(disk: &dyn Disk, path: &Path, this: Use, ranges: &Ranges<'_>) -> io::Result<()> {
+    if ranges.is_empty() {
+        return match path.exists() {
+            true => disk.remove(path).and_then(|()| disk.sync_dir(path.parent().unwrap_or(path))),
+            false => Ok(()),
+        };
+    }
+    let (mut buffer, mut file) = (Buffer::new()?, Vec::new());
+    let each = ranges.iter().flat_map(|(of, ranges)| ranges.iter().map(move |range| (of, range)));
+    for (number, ((partition, segment), range)) in each.enumerate() {
+        buffer.begin();
+        buffer.range(partition, *segment, range.position, range.bytes.len() as u32, |room| {
+            room.copy_from_slice(range.bytes);
+            Ok::<_, io::Error>(())
+        })?;
+        file.extend_from_slice(match number {
+            0 => buffer.finish_first(this),
+            _ => buffer.finish(this, number as u64),
+        });
+    }
+    replace_file(disk, path, &file)
 }
 
 /// The log's files in the order of the ring; none where there is no log yet.
@@ -78,7 +121,7 @@ fn places(directory: &Path) -> io::Result<Vec<PathBuf>> {
 
 /// Nothing in the log counts any more. The oldest use first: what an entry says may be untrue without a newer one.
 pub(super) fn clear(disk: &dyn Disk, directory: &Path) -> io::Result<()> {
-    for (_, path) in uses_of(directory)? {
+    for (_, path) in uses_of(places(directory)?)? {
         let file = disk.open(&path)?;
         write_all_at(disk, &file, 0, &mut [IoSlice::new(&[0; BLOCK_BYTES as usize])])?;
         disk.sync_data(&file)?;
@@ -111,11 +154,15 @@ fn restore(
     ranges: &[Range<'_>],
 ) -> Result<u64, OpenError> {
     let Some(base) = Offset::new(segment) else { return Ok(0) };
-    let directories = roots.iter().map(|root| root.join(partition.to_string()));
+    let mut path = None;
+    for root in roots {
+        let place = Segment::new(base).path(&root.join(partition.to_string()));
+        if path.is_none() && place.try_exists().map_err(OpenError::io("look for", &place))? {
+            path = Some(place);
+        }
+    }
     // Retention or a person has removed it since; a segment that is no longer the last was synced when it was full.
-    let Some(path) = directories.map(|dir| Segment::new(base).path(&dir)).find(|path| path.exists()) else {
-        return Ok(0);
-    };
+    let Some(path) = path else { return Ok(0) };
     let file = disk.open(&path).map_err(OpenError::io("open", &path))?;
     let mut restored = 0;
     for range in ranges {
