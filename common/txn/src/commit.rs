@@ -146,12 +146,12 @@ impl Inner {
             if group.is_empty() {
                 return;
             }
-            let bytes: u64 = group.iter().map(Commit::bytes).sum();
-            if bytes <= u64::from(BATCH_BYTES_MAX) {
+            // Several go into one write; one alone may be so large that a session must not be kept that long.
+            let is_large = matches!(&group[..], [only] if only.bytes() > u64::from(BATCH_BYTES_MAX));
+            if !is_large {
                 self.commit_group(group).await;
                 continue;
             }
-            // One large transaction: to write it takes as long as a session must not be kept.
             let (inner, (written, is_written)) = (Arc::clone(&self), oneshot::channel());
             self.spawn(async move {
                 inner.commit_group(group).await;

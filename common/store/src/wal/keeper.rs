@@ -115,10 +115,12 @@ impl Wal {
     fn prepare(&self, place: usize) -> bool {
         let path = self.directory.join(place.to_string());
         let is_whole = path.metadata().is_ok_and(|metadata| metadata.len() == self.options.file_bytes);
-        let made = match is_whole || self.has_space() {
-            true if is_whole => self.disk.open_direct(&path).map(Some),
-            true => self.make(&path).map(Some),
-            false => Ok(None),
+        let made = if is_whole {
+            self.disk.open_direct(&path).map(Some)
+        } else if self.has_space() {
+            self.make(&path).map(Some)
+        } else {
+            Ok(None)
         };
         let slot = match made {
             Ok(Some(file)) => Slot::Free(Arc::new(file)),
