@@ -5,6 +5,7 @@ use crate::raw::Raw;
 use anyhow::{Context, Result, bail};
 use std::collections::BTreeMap;
 use std::fs;
+use std::io::ErrorKind;
 use std::path::Path;
 
 /// A slave's site with the master's topics and settings, and its own directory.
@@ -48,7 +49,12 @@ pub fn segments(data: &Path) -> Result<BTreeMap<(String, String), Vec<u8>>> {
             let file = file?;
             let name = file.file_name().to_string_lossy().into_owned();
             if name.ends_with(".meta") {
-                all.insert((directory.clone(), name), fs::read(file.path())?);
+                match fs::read(file.path()) {
+                    Ok(bytes) => drop(all.insert((directory.clone(), name), bytes)),
+                    // Retention took it between its listing and here.
+                    Err(error) if error.kind() == ErrorKind::NotFound => {}
+                    Err(error) => return Err(error).with_context(|| file.path().display().to_string()),
+                }
             }
         }
     }
