@@ -144,18 +144,28 @@ pub(crate) fn replace_file(disk: &dyn Disk, path: &Path, content: &[u8]) -> io::
     disk.sync_dir(directory)
 }
 
-/// Creates a directory and what is missing above it, and makes each name durable.
+/// Creates a directory and what is missing above it, and makes each name durable. So it does with the name of the last
+/// that is there: a process may have made it that was killed before it could.
 pub(crate) fn create_dirs(disk: &dyn Disk, path: &Path) -> io::Result<()> {
-    if path.as_os_str().is_empty() || path.is_dir() {
-        return Ok(());
-    }
     let parent = parent_of(path);
+    if path.is_dir() {
+        return match disk.sync_dir(&parent) {
+            Err(error) if cannot_hold_new_names(&error) => Ok(()),
+            synced => synced,
+        };
+    }
     create_dirs(disk, &parent)?;
     match disk.create_dir(path) {
-        Err(error) if error.kind() == ErrorKind::AlreadyExists && path.is_dir() => Ok(()),
+        Err(error) if error.kind() == ErrorKind::AlreadyExists && path.is_dir() => disk.sync_dir(&parent),
         Err(error) => Err(error),
         Ok(()) => disk.sync_dir(&parent),
     }
+}
+
+/// A directory that we may not open, that is read-only, or where mount points are kept: nobody like us has made a name in it.
+fn cannot_hold_new_names(error: &io::Error) -> bool {
+    use ErrorKind::{InvalidInput, NotFound, PermissionDenied, ReadOnlyFilesystem, Unsupported};
+    matches!(error.kind(), PermissionDenied | ReadOnlyFilesystem | InvalidInput | Unsupported | NotFound)
 }
 
 fn parent_of(path: &Path) -> PathBuf {

@@ -57,10 +57,9 @@ pub(crate) fn recover_all(
     let mut report = RecoveryReport { clean: clean.is_some(), ..RecoveryReport::default() };
     let mut places = list_places(roots, &mut report)?;
     places.retain(|place| !unserved.contains_key(&place.id));
-    if clean.is_none() {
-        for root in roots {
-            shared.disk.sync_dir(&root.path).map_err(OpenError::io("sync", &*root.path))?;
-        }
+    // The names of the partitions' directories. After an orderly stop, too: another broker may have made some since.
+    for root in roots {
+        shared.disk.sync_dir(&root.path).map_err(OpenError::io("sync", &*root.path))?;
     }
     let mut partitions = Vec::with_capacity(places.len());
     let mut failed = HashMap::new();

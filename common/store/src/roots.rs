@@ -20,7 +20,8 @@ impl Root {
     pub(crate) fn lock(disk: &dyn Disk, path: &Path) -> Result<Root, OpenError> {
         create_dirs(disk, &path.join(OURS)).map_err(OpenError::io("create", path))?;
         let path = fs::canonicalize(path).map_err(OpenError::io("find", path))?;
-        let lock_path = path.join(OURS).join("lock");
+        let ours = path.join(OURS);
+        let lock_path = ours.join("lock");
         let lock = OpenOptions::new()
             .read(true)
             .write(true)
@@ -34,6 +35,9 @@ impl Root {
             Err(TryLockError::Error(error)) => return Err(OpenError::io("lock", &lock_path)(error)),
         }
         note_holder(&lock, &format!("{}\n", std::process::id())).map_err(OpenError::io("write", &lock_path))?;
+        // A process that was killed may have put files in place here without making that durable, and what is read from
+        // them is relied on from now on.
+        disk.sync_dir(&ours).map_err(OpenError::io("sync", &ours))?;
         Ok(Root { path: path.into(), _lock: lock })
     }
 

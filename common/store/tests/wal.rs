@@ -13,33 +13,11 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
-use support::power::PowerDisk;
+use support::power::{PowerDisk, WAL, begin, open};
 use support::*;
-
-const WAL: WalOptions = WalOptions { files: 3, file_bytes: 64 * 1024, begin_after_rounds: 1, free_bytes_min: 0 };
-
-fn open(setup: &Setup, disk: &Arc<PowerDisk>, wal: WalOptions) -> Store {
-    Store::open(StoreOptions { disk: disk.clone(), wal: Some(wal), ..setup.options() }).unwrap()
-}
 
 fn wal_file(setup: &Setup, place: usize) -> PathBuf {
     setup.path().join(".metaq").join("wal").join(place.to_string())
-}
-
-/// Puts until rounds go through the log.
-fn begin(setup: &Setup, store: &Store, disk: &PowerDisk) {
-    let partition = setup.partition(store, "begin-0");
-    let until = Instant::now() + DEADLINE;
-    let mut before = disk.syncs_in("begin-0");
-    loop {
-        put(&partition, b"x").unwrap();
-        let after = disk.syncs_in("begin-0");
-        if after == before {
-            return;
-        }
-        before = after;
-        assert!(Instant::now() < until, "the log does not begin");
-    }
 }
 
 /// A reproducible row of numbers.
@@ -236,67 +214,6 @@ fn where_the_log_cannot_be_written_the_files_are_synced() {
     assert_eq!(other.positions().durable, other.positions().written);
     put(&partition, b"and on").unwrap();
     store.close().unwrap();
-}
-
-/// A directory lies where the segment was, or a file where the partition's directory was: it is not served, and the others
-/// are. What the log holds of it outlives every start, an orderly stop, and a crash, until it can be given back.
-#[test]
-fn what_cannot_be_given_back_is_kept() {
-    for taken in ["test-1/00000000000000000000.meta", "test-1"] {
-        let setup = Setup::new(0, 1 << 20);
-        let disk = Arc::new(PowerDisk::default());
-        let store = open(&setup, &disk, WAL);
-        begin(&setup, &store, &disk);
-        for name in ["test-0", "test-1", "test-2"] {
-            put(&setup.partition(&store, name), b"acknowledged").unwrap();
-        }
-        disk.turn_off();
-        drop(store);
-        disk.lose(&mut |_| 0);
-        let (taken, away) = (setup.path().join(taken), setup.directory.path().join("away"));
-        fs::rename(&taken, &away).unwrap();
-        if taken.extension().is_some() {
-            fs::create_dir(&taken).unwrap();
-        } else {
-            fs::write(&taken, b"").unwrap();
-        }
-        for orderly in [false, true, false] {
-            let disk = Arc::new(PowerDisk::default());
-            let store = open(&setup, &disk, WAL);
-            assert!(store.unserved("test", 1).unwrap().contains("write-ahead log"), "{:?}", store.unserved("test", 1));
-            assert!(store.get("test", 1).is_none());
-            assert_eq!(store.recovery_report().failed.len(), 1);
-            begin(&setup, &store, &disk);
-            for number in [0, 2] {
-                let partition = store.get("test", number).unwrap();
-                assert_eq!(bodies(&read_from(&partition, 0, 4096))[0], b"acknowledged");
-                put(&partition, b"more").unwrap();
-            }
-            if orderly {
-                store.close().unwrap();
-            }
-            disk.turn_off();
-            drop(store);
-            disk.lose(&mut |_| 0);
-        }
-        if taken.extension().is_some() {
-            fs::remove_dir(&taken).unwrap();
-        } else {
-            fs::remove_file(&taken).unwrap();
-        }
-        fs::rename(&away, &taken).unwrap();
-        let store = setup.open();
-        let partition = store.get("test", 1).unwrap();
-        assert_eq!(bodies(&read_from(&partition, 0, 4096)), [b"acknowledged"]);
-        assert_eq!(bodies(&read_from(&store.get("test", 0).unwrap(), 0, 4096)).len(), 4);
-        // And it is not given back twice, over what has come since.
-        drop(partition);
-        store.cut(&id("test-1"), at(0)).unwrap().unwrap();
-        store.close().unwrap();
-        drop(store);
-        let store = setup.open();
-        assert!(read_from(&store.get("test", 1).unwrap(), 0, 4096).is_empty());
-    }
 }
 
 /// Answered through the log, and then the partition's own file cannot be synced, not even at the stop.

@@ -110,13 +110,12 @@ impl Wal {
         }
     }
 
-    /// Makes a file of the ring, whole and durable; without it the log is as it is. One that an earlier opening has left
-    /// was cleared by the replay.
+    /// Makes a file of the ring, whole and durable; without it the log is as it is.
     fn prepare(&self, place: usize) -> bool {
         let path = self.directory.join(place.to_string());
         let is_whole = path.metadata().is_ok_and(|metadata| metadata.len() == self.options.file_bytes);
         let made = if is_whole {
-            self.disk.open_direct(&path).map(Some)
+            self.reuse(&path).map(Some)
         } else if self.has_space() {
             self.make(&path).map(Some)
         } else {
@@ -134,6 +133,15 @@ impl Wal {
         self.ring.lock().slots[place] = slot;
         self.changed.notify_all();
         free
+    }
+
+    /// A whole file that an earlier opening has left, cleared by the replay. That one may have ended before it made it
+    /// durable, name and all.
+    fn reuse(&self, path: &Path) -> io::Result<File> {
+        let file = self.disk.open_direct(path)?;
+        self.disk.sync_data(&file)?;
+        self.disk.sync_dir(&self.directory)?;
+        Ok(file)
     }
 
     fn has_space(&self) -> bool {

@@ -1,13 +1,17 @@
 //! A disk whose power can go at any moment: of what was not synced then, each sector may be as it was or as it was to
-//! become, whatever was written over what.
+//! become, whatever was written over what, and of names that were made, changed or removed the last ones are as before.
+//! What a killed process has not synced is not lost with it, and not synced either: the next one finds it so.
 
-use metaq_store::{Disk, OsDisk};
+use super::{DEADLINE, Setup, put};
+use metaq_store::{Disk, OsDisk, Store, StoreOptions, WalOptions};
 use parking_lot::{Mutex, MutexGuard};
 use std::collections::HashMap;
 use std::fs::{self, File, OpenOptions};
-use std::io::{self, IoSlice};
+use std::io::{self, ErrorKind, IoSlice};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Instant;
 
 const SECTOR_BYTES: u64 = 512;
 
@@ -16,10 +20,47 @@ struct State {
     off: bool,
     /// Changes until it goes off by itself.
     left: Option<u64>,
+    /// Syncs of directories until it goes off by itself.
+    directories_left: Option<u64>,
     files: HashMap<u64, Known>,
-    /// Files whose names do not survive.
-    unsynced_names: Vec<PathBuf>,
+    /// What happened to names and may not survive, oldest first.
+    names: Vec<Named>,
     syncs: HashMap<PathBuf, u64>,
+}
+
+enum Named {
+    Created(PathBuf),
+    CreatedDirectory(PathBuf),
+    /// With the content of the file whose place it took.
+    Renamed {
+        from: PathBuf,
+        to: PathBuf,
+        replaced: Option<Vec<u8>>,
+    },
+    Removed(PathBuf, Vec<u8>),
+}
+
+impl Named {
+    fn path(&self) -> &Path {
+        match self {
+            Named::Created(path) | Named::CreatedDirectory(path) | Named::Removed(path, _) => path,
+            Named::Renamed { to, .. } => to,
+        }
+    }
+
+    fn undo(self) {
+        let undone = match self {
+            Named::Created(path) => fs::remove_file(path),
+            Named::CreatedDirectory(path) => fs::remove_dir_all(path),
+            Named::Removed(path, content) => fs::write(path, content),
+            Named::Renamed { from, to, replaced } => fs::rename(&to, from).and_then(|()| match replaced {
+                Some(content) => fs::write(to, content),
+                None => Ok(()),
+            }),
+        };
+        // It may be gone with the directory it was in.
+        assert!(undone.as_ref().map_or_else(|error| error.kind() == ErrorKind::NotFound, |()| true), "{undone:?}");
+    }
 }
 
 /// A file that was changed.
@@ -43,13 +84,32 @@ impl PowerDisk {
         self.0.lock().left = Some(changes);
     }
 
+    /// It goes off when a directory is to be synced, after so many of these syncs.
+    pub(crate) fn turn_off_before_directory(&self, syncs: u64) {
+        self.0.lock().directories_left = Some(syncs);
+    }
+
+    /// The process was killed and the machine went on: the same disk for the next one.
+    pub(crate) fn after_kill(&self) -> PowerDisk {
+        let mut state = self.0.lock();
+        assert!(state.off, "the process is still there");
+        let (files, names) = (std::mem::take(&mut state.files), std::mem::take(&mut state.names));
+        PowerDisk(Mutex::new(State { files, names, ..State::default() }))
+    }
+
+    /// Somebody else has made this directory, or file, and not synced its name.
+    pub(crate) fn made_elsewhere(&self, path: &Path) {
+        let path = path.to_path_buf();
+        let named = if path.is_dir() { Named::CreatedDirectory(path) } else { Named::Created(path) };
+        self.0.lock().names.push(named);
+    }
+
     /// Makes the files what a disk may hold that was turned off. `choose(n)` is a number below n.
     pub(crate) fn lose(&self, choose: &mut dyn FnMut(u64) -> u64) {
         let mut state = self.0.lock();
         assert!(state.off, "the power is still on");
-        for name in state.unsynced_names.drain(..) {
-            let _ = fs::remove_file(name);
-        }
+        let reached = choose(state.names.len() as u64 + 1) as usize;
+        state.names.drain(reached..).rev().for_each(Named::undo);
         for (ino, known) in &state.files {
             // Removed, or put under another name, which the store does with files that are synced only.
             let Ok(file) = OpenOptions::new().read(true).write(true).open(&known.path) else { continue };
@@ -122,8 +182,10 @@ impl State {
 
 impl Disk for PowerDisk {
     fn create_dir(&self, path: &Path) -> io::Result<()> {
-        let _state = self.on()?;
-        OsDisk.create_dir(path)
+        let mut state = self.on()?;
+        OsDisk.create_dir(path)?;
+        state.names.push(Named::CreatedDirectory(path.to_path_buf()));
+        Ok(())
     }
 
     fn create_new(&self, path: &Path) -> io::Result<File> {
@@ -131,7 +193,7 @@ impl Disk for PowerDisk {
         let file = OsDisk.create_new(path)?;
         state.files.remove(&file.metadata()?.ino());
         state.know(&file, path);
-        state.unsynced_names.push(path.to_path_buf());
+        state.names.push(Named::Created(path.to_path_buf()));
         Ok(file)
     }
 
@@ -158,7 +220,13 @@ impl Disk for PowerDisk {
     }
 
     fn sync_dir(&self, path: &Path) -> io::Result<()> {
-        self.on()?.unsynced_names.retain(|name| name.parent() != Some(path));
+        let mut state = self.on()?;
+        state.off |= state.directories_left == Some(0);
+        state.directories_left = state.directories_left.map(|left| left.saturating_sub(1));
+        if state.off {
+            return Err(io::Error::other("the power is off"));
+        }
+        state.names.retain(|named| named.path().parent() != Some(path));
         Ok(())
     }
 
@@ -171,17 +239,44 @@ impl Disk for PowerDisk {
 
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
         let mut state = self.on()?;
-        state.unsynced_names.retain(|name| name != from && name != to);
+        let replaced = to.exists().then(|| fs::read(to)).transpose()?;
         OsDisk.rename(from, to)?;
+        state.names.push(Named::Renamed { from: from.to_path_buf(), to: to.to_path_buf(), replaced });
         let ino = fs::metadata(to)?.ino();
         state.files.entry(ino).or_default().path = to.to_path_buf();
         Ok(())
     }
 
     fn remove(&self, path: &Path) -> io::Result<()> {
-        let _state = self.on()?;
-        OsDisk.remove(path)
+        let mut state = self.on()?;
+        let content = fs::read(path)?;
+        OsDisk.remove(path)?;
+        state.names.push(Named::Removed(path.to_path_buf(), content));
+        Ok(())
     }
 
     fn forget_cached(&self, _file: &File) {}
+}
+
+pub(crate) const WAL: WalOptions =
+    WalOptions { files: 3, file_bytes: 64 * 1024, begin_after_rounds: 1, free_bytes_min: 0 };
+
+pub(crate) fn open(setup: &Setup, disk: &Arc<PowerDisk>, wal: WalOptions) -> Store {
+    Store::open(StoreOptions { disk: disk.clone(), wal: Some(wal), ..setup.options() }).unwrap()
+}
+
+/// Puts until rounds go through the log.
+pub(crate) fn begin(setup: &Setup, store: &Store, disk: &PowerDisk) {
+    let partition = setup.partition(store, "begin-0");
+    let until = Instant::now() + DEADLINE;
+    let mut before = disk.syncs_in("begin-0");
+    loop {
+        put(&partition, b"x").unwrap();
+        let after = disk.syncs_in("begin-0");
+        if after == before {
+            return;
+        }
+        before = after;
+        assert!(Instant::now() < until, "the log does not begin");
+    }
 }
