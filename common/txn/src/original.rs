@@ -55,7 +55,10 @@ pub(crate) fn import(
 fn redo_files(directory: &Path) -> Result<Vec<(u64, Vec<u8>)>, String> {
     let entries = match fs::read_dir(directory) {
         Ok(entries) => entries,
-        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
+        // Whoever set it aside may have been killed before that was durable, and it must not come back later.
+        Err(error) if error.kind() == ErrorKind::NotFound => {
+            return sync_directory(directory).map(|()| Vec::new()).map_err(|error| error.to_string());
+        }
         Err(error) => return Err(error.to_string()),
     };
     let mut files = BTreeMap::new();
@@ -89,7 +92,8 @@ fn tell(store: &Store, journal: &Arc<Partition>, number: Number, old: &OldTransa
         note(What::Applied { parts: stored.clone() })?;
     }
     let (ack, outcome) = ack();
-    journal.append_batch(records, ack);
+    // Durable, as the original's journal will be set aside.
+    journal.append_entries(records, true, ack);
     outcome.wait().map(drop).map_err(|error| error.to_string())
 }
 

@@ -172,6 +172,33 @@ async fn h10_a_commit_stored_in_part_is_completed() {
     .await;
 }
 
+/// The power fails right after the start that has taken over the original's journal.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_was_taken_over_of_the_original_lasts() {
+    blocking(|| {
+        let prefixed = |head: &[u8], content: &[u8]| [head, &[content.len() as u8], content].concat();
+        let record = |command: Vec<u8>| [&(command.len() as i32).to_be_bytes()[..], &command].concat();
+        let (key, place) = ("XID:100:010203:0a0b:uq", Place::new(0, 1));
+        let put = format!("put test 0 2 0 -1 {key} 7\r\nxa");
+        let put = prefixed(&[0x08, 0x01, 0x12], &prefixed(&[0x08, 0x01, 0x12], put.as_bytes()));
+        let prepare = prefixed(&[0x08, 0x01, 0x10, 0x00, 0x1a], key.as_bytes());
+        let prepare = [prefixed(&[0x08, 0x02, 0x12], &prepare), vec![0x18, 0x01]].concat();
+        let redo = [record(put), record(prepare)].concat();
+        fs::create_dir(place.original_journal()).unwrap();
+        fs::write(place.original_journal().join("redo.1"), redo).unwrap();
+        let disk = Arc::new(FaultyDisk::default());
+        let (store, coordinator) = place.open(disk.clone()).unwrap();
+        assert_eq!(coordinator.recover(None), [key]);
+        assert!(!place.original_journal().exists());
+        power_fails(&place, &disk, store, coordinator);
+        let (store, coordinator) = place.open(sound()).unwrap();
+        assert_eq!(coordinator.recover(None), [key]);
+        command(&coordinator, Command::CommitTwoPhase, key).unwrap();
+        assert_eq!(bodies(&store, &place.targets()[0]), ["xa"]);
+    })
+    .await;
+}
+
 /// The write of a batch was cut short by a loss of power, and another, decided before, is not in the partition at all: the
 /// torn one is completed before anything is stored behind it.
 #[tokio::test(flavor = "multi_thread")]
