@@ -27,6 +27,7 @@ pub(crate) struct Place {
     pub(crate) synced: bool,
     /// After which the journal is synced, asked or not.
     pub(crate) journal_interval: Duration,
+    pub(crate) journal_segment_bytes: u32,
     pub(crate) checkpoints_max: u32,
     /// 0: every message is in the journal when it is answered.
     pub(crate) held_bytes_max: u32,
@@ -49,15 +50,14 @@ impl Place {
 
     pub(crate) fn rules(&self) -> RulesFor {
         let (data, journal, threshold) = (self.data(), self.journal(), self.threshold);
-        let journal_interval = self.journal_interval;
+        let (journal_interval, journal_segment_bytes) = (self.journal_interval, self.journal_segment_bytes);
         Arc::new(move |topic| {
             let is_journal = topic == metaq_types::JOURNAL_TOPIC;
             let threshold = if is_journal { u32::MAX } else { threshold };
             let interval = if is_journal { journal_interval } else { Duration::from_secs(3600) };
             PartitionRules {
                 flush: Flush { threshold, interval },
-                // Small, so that rolling is among what a crash may meet.
-                segment_bytes_max: if is_journal { 400 } else { 150 },
+                segment_bytes_max: if is_journal { journal_segment_bytes } else { 150 },
                 retention: Retention::FOREVER,
                 data_path: if is_journal { journal.clone() } else { data.clone() },
             }
@@ -72,6 +72,8 @@ impl Place {
             partitions,
             synced: true,
             journal_interval: Duration::from_secs(3600),
+            // Small, so that rolling is among what a crash may meet.
+            journal_segment_bytes: 400,
             checkpoints_max: 1,
             held_bytes_max: 64 * 1024,
             confirmed: None,
