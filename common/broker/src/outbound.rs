@@ -84,8 +84,10 @@ impl Outbound {
         }
     }
 
-    /// Keeps the place of a put whose answer comes from the store; the ticket names it there.
+    /// Keeps the place of a put whose answer comes from the store; the ticket names it there. What has no bytes counts as
+    /// one in flight: a stop waits while there are any.
     pub(crate) fn owe(&self, opaque: Opaque, topic: Text, partition: u32, bytes: usize) -> u64 {
+        let bytes = bytes.max(1);
         self.in_flight.fetch_add(bytes, Ordering::Relaxed);
         let mut queue = self.queue.lock();
         queue.slots.push_back(Slot::Waiting(Owed { opaque, topic, partition, bytes }));
@@ -263,4 +265,22 @@ impl Queue {
 /// Words for a request the broker could not read (design: answered, then closed).
 pub(crate) fn malformed(reason: &str) -> Answer {
     Answer::text(Status::BadRequest, format!("malformed request: {reason}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A stop waits while anything is in flight: an empty message, and a command, too.
+    #[test]
+    fn what_has_no_bytes_is_in_flight() {
+        let (in_flight, gate) = (Arc::new(AtomicUsize::new(0)), Arc::new(Gate::shut("")));
+        let outbound = Outbound::new("meta://here:1".into(), Arc::clone(&in_flight), Arc::default(), gate);
+        let tickets = [outbound.owe(Opaque::NONE, "test".into(), 0, 0), outbound.owe_answer(Opaque::NONE)];
+        for (left, ticket) in (0..2).rev().zip(tickets) {
+            assert!(in_flight.load(Ordering::Relaxed) > left);
+            outbound.fill(ticket, Answer::text(Status::Success, String::new()));
+        }
+        assert_eq!(in_flight.load(Ordering::Relaxed), 0);
+    }
 }

@@ -263,8 +263,8 @@ impl Node {
         }
     }
 
-    /// The first step of a stop: no message is taken any more, and those that were taken are answered while the members
-    /// that have to confirm them are still here. May be cancelled.
+    /// The first step of a stop: no message is taken any more and no transaction begins; what was taken is answered while
+    /// the members that have to confirm it are still here, and so are the commands that end a transaction. May be cancelled.
     pub async fn finish_puts(&self) {
         let shared = self.shared();
         shared.gate.leave();

@@ -4,7 +4,9 @@ use anyhow::{Context, Result};
 use metaq_harness::pair::{slave_site, start_slave};
 use metaq_harness::process::{Broker, Site, wait_until};
 use metaq_harness::raw::{Raw, Reply};
+use metaq_harness::shaky_disk::{Faults, ShakyDisk};
 use rustix::process::Signal;
+use std::time::Duration;
 
 const TIMEOUT_MS: &str = "600";
 
@@ -154,5 +156,127 @@ fn nothing_is_prepared_or_committed_without_the_quorum() -> Result<()> {
     }
     wait_until("the messages", || Ok((held(&mut raw, refused)? == [1; 2]).then_some(())))?;
     assert_eq!(held(&mut raw, local)?, [0; 2]);
+    Ok(())
+}
+
+/// Its syncs hang until this is dropped, or told to end.
+struct Hanging<'a>(&'a ShakyDisk);
+
+impl<'a> Hanging<'a> {
+    fn begin(disk: &'a ShakyDisk) -> Hanging<'a> {
+        disk.set(Faults::slow(Duration::from_secs(3600)));
+        Hanging(disk)
+    }
+}
+
+impl Drop for Hanging<'_> {
+    fn drop(&mut self) {
+        self.0.set(Faults::default());
+    }
+}
+
+/// Sends a command on a prepared or filled branch and waits until the master is at it, then begins an orderly stop.
+/// `meanwhile` is done while that goes on; with the answer to the command, if there is any.
+fn stop_during(
+    master: &mut Broker,
+    raw: &mut Raw,
+    (key, kind): (&str, &str),
+    meanwhile: impl FnOnce(&mut Broker) -> Result<()>,
+) -> Result<Result<Reply>> {
+    let mut other = Raw::connect(&master.address)?;
+    let mut state = || -> Result<String> {
+        let text = other.ask("stats transactions")?.text();
+        let line = text.lines().find(|line| line.ends_with(key)).unwrap_or_default();
+        Ok(line.split(' ').nth(1).unwrap_or_default().to_owned())
+    };
+    let before = state()?;
+    std::thread::scope(|scope| {
+        let asked = scope.spawn(|| command(raw, key, kind));
+        wait_until("the master to be at it", || Ok((state()? != before).then_some(())))?;
+        master.signal(Signal::TERM)?;
+        master.wait_for_line("stopping")?;
+        meanwhile(master)?;
+        Ok(asked.join().expect("it does not panic"))
+    })
+}
+
+/// A master that stops in order, as for a switch-over, answers the commands it has taken: as done if its member confirms
+/// them, and else when their time is over. (Only puts were waited for; the members were sent away first.)
+#[test]
+fn a_stop_in_order_answers_the_commands_in_flight() -> Result<()> {
+    if ShakyDisk::is_missing("commits in flight when a master under a quorum stops") {
+        return Ok(());
+    }
+    let key = "XID:1:aa:01:q";
+    for (kind, confirms) in [("COMMIT_TWO_PHASE", true), ("COMMIT_TWO_PHASE", false), ("PREPARE", true)] {
+        let (mut own, mut slaves, disk) = (site()?, site()?, ShakyDisk::mount()?);
+        own.set("ackTimeoutInMills", if confirms { "40000" } else { "1500" });
+        slaves.set("dataPath", &disk.data().display().to_string());
+        let mut master = own.start_master(&[])?;
+        let slave = start_slave(&slaves, 0, &master)?;
+        let mut raw = Raw::connect(&master.address)?;
+        raw.set_patience(Duration::from_secs(80))?;
+        fill(&mut raw, key)?;
+        if kind == "COMMIT_TWO_PHASE" {
+            prepare(&mut raw, key)?;
+        }
+        let hanging = Hanging::begin(&disk);
+        let reply = stop_during(&mut master, &mut raw, (key, kind), |_| {
+            if confirms {
+                disk.set(Faults::default());
+            }
+            Ok(())
+        })?;
+        let reply = reply.with_context(|| format!("no answer to {kind} at all"))?;
+        drop(hanging);
+        check(&reply, if confirms { 200 } else { 500 }, if confirms { "" } else { "not confirmed by the quorum" });
+        assert!(master.wait_exit()?.success());
+        assert!(!master.log_text().contains("did not end in time"), "{}", master.log_text());
+        drop(slave);
+        own.set("ackQuorum", "1");
+        let master = own.start_master(&[])?;
+        let mut raw = Raw::connect(&master.address)?;
+        match kind {
+            "PREPARE" => assert_eq!(recover(&mut raw)?, [key]),
+            _ => assert_eq!(held(&mut raw, key)?, [1; 2], "confirmed: {confirms}"),
+        }
+    }
+    Ok(())
+}
+
+/// The disk of the journal takes its time: the commit is answered once it has been synced. Where that takes longer than a
+/// stop waits, it has happened, or the branch is still prepared, whatever its client was told or not.
+#[test]
+fn a_stop_in_order_waits_for_the_journal() -> Result<()> {
+    if ShakyDisk::is_missing("commits in flight when a master with a slow disk stops") {
+        return Ok(());
+    }
+    let key = "XID:1:aa:01:q";
+    for is_in_time in [true, false] {
+        let disk = ShakyDisk::mount()?;
+        let site = slave_site(|site| {
+            site.set("dataPath", &disk.data().display().to_string()).topic("test", &[("numPartitions", "2")]);
+        })?;
+        let mut master = site.start_master(&[])?;
+        let mut raw = Raw::connect(&master.address)?;
+        fill(&mut raw, key)?;
+        prepare(&mut raw, key)?;
+        let hanging = Hanging::begin(&disk);
+        let reply = stop_during(&mut master, &mut raw, (key, "COMMIT_TWO_PHASE"), |master| {
+            if !is_in_time {
+                master.wait_for_line("did not end in time")?;
+            }
+            drop(hanging);
+            Ok(())
+        })?;
+        let is_done = reply.is_ok_and(|reply| reply.code == 200);
+        assert!(is_done || !is_in_time);
+        master.wait_exit()?;
+        let master = site.start_master(&[])?;
+        let mut raw = Raw::connect(&master.address)?;
+        let (prepared, held) = (recover(&mut raw)?, held(&mut raw, key)?);
+        let happened = prepared.is_empty() && held == [1; 2];
+        assert!(happened || !is_done && prepared == [key] && held == [0; 2], "{prepared:?} {held:?}");
+    }
     Ok(())
 }

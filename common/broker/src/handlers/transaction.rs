@@ -115,6 +115,9 @@ fn at_once(conversation: &Conversation, coordinator: &Coordinator, transaction: 
     let Some(key) = &transaction.key else {
         return Answer::text(Status::InternalServerError, without_key(transaction.kind));
     };
+    if let Err(reason) = conversation.node.gate.admits() {
+        return Answer::text(Status::InternalServerError, format!("no transaction can begin: {reason}"));
+    }
     match coordinator.begin(conversation.session, key, transaction.timeout_seconds) {
         Ok(()) => Answer::text(Status::Success, String::new()),
         Err(refused) => Answer::text(Status::InternalServerError, refused.to_string()),
