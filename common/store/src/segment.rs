@@ -140,7 +140,26 @@ impl Segment {
         limit: u32,
         open: impl Fn() -> io::Result<Arc<File>>,
     ) -> io::Result<Cut> {
-        self.cut_by_headers(from, bytes_max, limit, &open)
+        loop {
+            let (limit, hint) = {
+                let known = self.known.lock();
+                let damage = known.next_damage(from);
+                if let Some(damage) = damage.as_ref().filter(|damage| damage.start <= from) {
+                    return Ok(Cut::Skip { to: damage.end.min(limit) });
+                }
+                let limit = damage.map_or(limit, |damage| damage.start.min(limit));
+                (limit, known.hint(from, bytes_max, limit))
+            };
+            let (start, trusted) = match hint {
+                Hint::Cut(end) => return Ok(Cut::At(end)),
+                Hint::Walk { start, trusted } => (start, trusted),
+            };
+            let target = from.saturating_add(bytes_max).min(limit);
+            // `None`: damage that nobody knew of; now it is known, so ask again.
+            if let Some(cut) = self.walk(&*open()?, Walk { start, trusted, from, target, limit })? {
+                return Ok(cut);
+            }
+        }
     }
 
     /// The same for a reader that does not look at what it gets before it relies on it: what was found at the opening
@@ -154,7 +173,7 @@ impl Segment {
         open: impl Fn() -> io::Result<Arc<File>>,
     ) -> io::Result<Cut> {
         loop {
-            let cut = self.cut_by_headers(from, bytes_max, limit, &open)?;
+            let cut = self.cut(from, bytes_max, limit, &open)?;
             let Cut::At(end) = cut else { return Ok(cut) };
             if self.is_good(from, end) || self.check(&*open()?, from, end, limit)? {
                 return Ok(cut);
@@ -208,35 +227,6 @@ impl Segment {
             place = end;
         }
         Ok(place == u64::from(at))
-    }
-
-    fn cut_by_headers(
-        &self,
-        from: u32,
-        bytes_max: u32,
-        limit: u32,
-        open: &impl Fn() -> io::Result<Arc<File>>,
-    ) -> io::Result<Cut> {
-        loop {
-            let (limit, hint) = {
-                let known = self.known.lock();
-                let damage = known.next_damage(from);
-                if let Some(damage) = damage.as_ref().filter(|damage| damage.start <= from) {
-                    return Ok(Cut::Skip { to: damage.end.min(limit) });
-                }
-                let limit = damage.map_or(limit, |damage| damage.start.min(limit));
-                (limit, known.hint(from, bytes_max, limit))
-            };
-            let (start, trusted) = match hint {
-                Hint::Cut(end) => return Ok(Cut::At(end)),
-                Hint::Walk { start, trusted } => (start, trusted),
-            };
-            let target = from.saturating_add(bytes_max).min(limit);
-            // `None`: damage that nobody knew of; now it is known, so ask again.
-            if let Some(cut) = self.walk(&*open()?, Walk { start, trusted, from, target, limit })? {
-                return Ok(cut);
-            }
-        }
     }
 
     /// Steps over headers from `start` on to find the cut. From a trusted start every step is a boundary worth
