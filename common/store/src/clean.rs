@@ -1,4 +1,6 @@
 use crate::disk::{Disk, replace_file};
+use crate::load::modified_nanos;
+use crate::partition::{Health, Partition};
 use metaq_types::PartitionId;
 use std::collections::HashMap;
 use std::fmt::Write;
@@ -20,6 +22,42 @@ pub(crate) struct CleanEntry {
     pub(crate) records: u64,
     /// Damaged ranges by segment, as found in earlier recoveries.
     pub(crate) damage: Vec<(u64, Range<u32>)>,
+}
+
+impl CleanEntry {
+    /// Of a partition that is closed and synced; an error says why there can be none.
+    pub(crate) fn of(partition: &Partition) -> Result<CleanEntry, String> {
+        if let Health::Poisoned(reason) = partition.health() {
+            return Err(reason);
+        }
+        let positions = partition.positions();
+        if positions.durable != positions.written {
+            return Err(format!("synced up to {}, written up to {}", positions.durable, positions.written));
+        }
+        let segments = partition.segments.load();
+        let last = segments.last().expect("a partition has a segment");
+        let path = last.path(&partition.directory());
+        let modified_nanos = match fs::metadata(&path) {
+            Ok(metadata) => modified_nanos(&metadata),
+            // The mark says where it ended, so that the next opening knows.
+            Err(error) if error.kind() == ErrorKind::NotFound => {
+                tracing::warn!(partition = %partition.id, file = %path.display(), "was removed while the broker ran");
+                0
+            }
+            Err(error) => return Err(format!("cannot read {}: {error}", path.display())),
+        };
+        let damage = segments.iter().flat_map(|segment| {
+            let base = segment.base.get();
+            segment.damage().into_iter().map(move |range| (base, range))
+        });
+        Ok(CleanEntry {
+            base: last.base.get(),
+            length: positions.written.bytes_since(last.base),
+            modified_nanos,
+            records: partition.record_count(),
+            damage: damage.collect(),
+        })
+    }
 }
 
 /// The mark of an orderly stop: one line a partition, a checksum at the end.

@@ -143,6 +143,12 @@ pub(crate) fn list(directory: &Path) -> Result<Vec<Found>, String> {
     Ok(found)
 }
 
+/// Where the log in a directory ends by the names and lengths of its files.
+pub(crate) fn end_of_files(directory: &Path) -> Option<Offset> {
+    let found = list(directory).ok()?;
+    found.iter().filter_map(|segment| Offset::new(segment.base + segment.bytes)).max()
+}
+
 /// Stands beside a segment that does not join the one before it, on purpose: a slave's master no longer had what lies
 /// between.
 pub(crate) fn gap_mark(directory: &Path, base: Offset) -> PathBuf {

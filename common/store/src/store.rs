@@ -5,9 +5,9 @@ use crate::ended::{self, Ended};
 use crate::errors::{CloseError, CreateError, OpenError};
 use crate::files::FileCache;
 use crate::ids::{IdClock, WallClock};
-use crate::load::{load, modified_nanos};
+use crate::load::{end_of_files, load};
 use crate::metrics::{FlushCause, StoreMetrics};
-use crate::partition::{Health, Partition, Shared};
+use crate::partition::{Partition, Shared};
 use crate::recovery::{RecoveryReport, recover_all};
 use crate::reigns;
 use crate::releases::Releases;
@@ -22,7 +22,6 @@ use parking_lot::{Mutex, RwLock};
 use rustix::process::{Resource, getrlimit};
 use std::collections::{BTreeMap, HashMap};
 use std::fs;
-use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -242,7 +241,15 @@ impl Store {
     /// Begins a reign of this node, durably: whatever is appended from now on belongs to it.
     pub fn begin_reign(&self, epoch: Epoch) -> Result<(), OpenError> {
         let mut lineage = self.lineage()?;
-        let starts = self.logs().iter().map(|p| (p.id().clone(), p.positions().written)).collect();
+        let mut starts: BTreeMap<_, _> = self.logs().iter().map(|p| (p.id().clone(), p.positions().written)).collect();
+        // What cannot be read at the moment is not gone: it ends where its files do, or at least where it did before.
+        let before = lineage.starts();
+        for id in self.failed.keys() {
+            let roots: Vec<_> = self.roots.lock().locked.iter().map(|root| root.path.clone()).collect();
+            let end = roots.iter().find_map(|root| end_of_files(&root.join(id.to_string())));
+            let end = end.into_iter().chain(before.get(id).copied()).max();
+            starts.extend(end.map(|end| (id.clone(), end)));
+        }
         let began_unix_ms = wall_clock_ms().max(0) as u64;
         lineage.begin(Reign { epoch, node: self.node_id.clone(), began_unix_ms, starts });
         self.adopt_lineage(&lineage)
@@ -287,6 +294,9 @@ impl Store {
             disk_full: is_disk_full(&error),
         };
         create_dirs(disk, &directory).map_err(cannot)?;
+        if let Some(wal) = &self.shared.wal {
+            wal.give_back(id, &root).map_err(|error| cannot_create(id, error.to_string()))?;
+        }
         // A directory that was there already may hold segments, as when a topic's path was changed to an old one.
         let shared = self.shared.clone();
         if let Some(found) = load(disk, id, &directory, None).map_err(|reason| cannot_create(id, reason))? {
@@ -368,7 +378,7 @@ impl Store {
         let mut mark = CleanMark::new();
         for partition in &partitions {
             partition.commit(FlushCause::Close);
-            match clean_entry(partition) {
+            match CleanEntry::of(partition) {
                 Ok(entry) => {
                     mark.insert(partition.id.clone(), entry);
                 }
@@ -453,13 +463,14 @@ fn open_wal(
 ) -> Result<(Wal, BTreeMap<PartitionId, String>), OpenError> {
     let directory = locked[0].ours("wal");
     let roots: Vec<_> = locked.iter().map(|root| root.path.clone()).collect();
-    let replayed = replay(&**disk, &directory, &roots)?;
+    let mut replayed = replay(&**disk, &directory, &roots)?;
     for (partition, bytes) in &replayed.restored {
         tracing::info!(%partition, bytes, "restored from the write-ahead log");
     }
-    let wal = Wal::new(disk.clone(), directory, options, &replayed)
+    let unrestored = std::mem::take(&mut replayed.unrestored);
+    let wal = Wal::new(disk.clone(), directory, options, replayed)
         .map_err(OpenError::io("get memory for", "the write-ahead log"))?;
-    Ok((wal, replayed.unrestored))
+    Ok((wal, unrestored))
 }
 
 /// The threads that sync, and the one behind the write-ahead log.
@@ -486,37 +497,4 @@ fn start_committers(shared: &Arc<Shared>) -> Result<Vec<JoinHandle<()>>, OpenErr
         shared.wal.iter().for_each(Wal::stop);
     }
     started
-}
-
-fn clean_entry(partition: &Partition) -> Result<CleanEntry, String> {
-    if let Health::Poisoned(reason) = partition.health() {
-        return Err(reason);
-    }
-    let positions = partition.positions();
-    if positions.durable != positions.written {
-        return Err(format!("synced up to {}, written up to {}", positions.durable, positions.written));
-    }
-    let segments = partition.segments.load();
-    let last = segments.last().expect("a partition has a segment");
-    let path = last.path(&partition.directory());
-    let modified_nanos = match fs::metadata(&path) {
-        Ok(metadata) => modified_nanos(&metadata),
-        // The mark says where it ended, so that the next opening knows.
-        Err(error) if error.kind() == ErrorKind::NotFound => {
-            tracing::warn!(partition = %partition.id, file = %path.display(), "was removed while the broker ran");
-            0
-        }
-        Err(error) => return Err(format!("cannot read {}: {error}", path.display())),
-    };
-    let damage = segments.iter().flat_map(|segment| {
-        let base = segment.base.get();
-        segment.damage().into_iter().map(move |range| (base, range))
-    });
-    Ok(CleanEntry {
-        base: last.base.get(),
-        length: positions.written.bytes_since(last.base),
-        modified_nanos,
-        records: partition.record_count(),
-        damage: damage.collect(),
-    })
 }

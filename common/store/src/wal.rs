@@ -20,6 +20,7 @@ mod replay;
 
 use crate::committer::Work;
 use crate::disk::{Disk, write_all_at};
+use crate::errors::OpenError;
 use crate::metrics::{FlushCause, StoreMetrics};
 use crate::partition::Partition;
 use format::{BLOCK_BYTES, Buffer, Use};
@@ -27,16 +28,17 @@ use keeper::{Job, Jobs};
 use metaq_types::limits::{WAL_RANGE_BYTES_MAX, WAL_ROUND_BYTES_MAX, WAL_UNSETTLED_BYTES_MAX};
 use metaq_types::{Offset, PartitionId};
 use parking_lot::{Condvar, Mutex};
+use std::collections::BTreeSet;
 use std::fs::File;
 use std::io::{self, IoSlice};
 use std::os::unix::fs::FileExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Instant;
 
-pub(crate) use replay::replay;
-use replay::{Replayed, clear};
+pub(crate) use replay::{Replayed, replay};
+use replay::{clear, give_back};
 
 /// The size of the write-ahead log, and when it begins.
 #[derive(Clone, Copy, Debug)]
@@ -77,6 +79,8 @@ pub(crate) struct Wal {
     active: AtomicBool,
     rounds_without: AtomicU64,
     jobs: Jobs,
+    /// Of which bytes are kept although no data path had them.
+    absent: Mutex<BTreeSet<PartitionId>>,
 }
 
 struct Ring {
@@ -131,7 +135,7 @@ impl Wal {
         disk: Arc<dyn Disk>,
         directory: PathBuf,
         options: WalOptions,
-        replayed: &Replayed,
+        replayed: Replayed,
     ) -> io::Result<Wal> {
         let ring = Ring {
             slots: std::iter::repeat_with(|| Slot::Missing).take(options.files.max(2)).collect(),
@@ -150,7 +154,18 @@ impl Wal {
             active: AtomicBool::new(false),
             rounds_without: AtomicU64::new(0),
             jobs: Jobs::default(),
+            absent: Mutex::new(replayed.absent),
         })
+    }
+
+    /// To be called before a partition is loaded from `root`, or made in its directory there, which exists.
+    pub(crate) fn give_back(&self, partition: &PartitionId, root: &Arc<Path>) -> Result<(), OpenError> {
+        let mut absent = self.absent.lock();
+        if absent.contains(partition) {
+            give_back(&*self.disk, &self.directory, root, partition)?;
+            absent.remove(partition);
+        }
+        Ok(())
     }
 
     pub(crate) fn is_active(&self) -> bool {

@@ -3,9 +3,10 @@
 use super::format::{BLOCK_BYTES, Buffer, HEADER_BYTES, Item, Use, items, parse_header};
 use crate::disk::{Aside, Disk, keep_aside, replace_file, write_all_at};
 use crate::errors::OpenError;
+use crate::load::list;
 use crate::segment::Segment;
 use metaq_types::{Offset, PartitionId};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
 use std::io::{self, ErrorKind, IoSlice, Read};
 use std::os::unix::fs::FileExt;
@@ -28,6 +29,8 @@ pub(crate) struct Replayed {
     /// Partitions whose files could not be looked at or written, and why. What the log has of them is kept for the next
     /// opening; until then they must not be served.
     pub(crate) unrestored: BTreeMap<PartitionId, String>,
+    /// Partitions that no data path has. What the log has of them is kept until one has: see [`give_back`].
+    pub(crate) absent: BTreeSet<PartitionId>,
 }
 
 /// A range of a segment, as the log has it.
@@ -43,6 +46,10 @@ type Ranges<'a> = BTreeMap<(PartitionId, u64), Vec<Range<'a>>>;
 /// does not concern the others.
 pub(crate) fn replay(disk: &dyn Disk, directory: &Path, roots: &[Arc<Path>]) -> Result<Replayed, OpenError> {
     let kept = directory.join(KEPT);
+    if directory.is_dir() {
+        // That a file of it was removed may not be durable, and it must not come back over what is stored from now on.
+        disk.sync_dir(directory).map_err(OpenError::io("sync", directory))?;
+    }
     let ring = places(directory).map_err(OpenError::io("read", directory))?;
     let files = ring.into_iter().chain(kept.exists().then(|| kept.clone()));
     let mut uses = Vec::new();
@@ -50,23 +57,55 @@ pub(crate) fn replay(disk: &dyn Disk, directory: &Path, roots: &[Arc<Path>]) -> 
         uses.push((this, fs::read(&path).map_err(OpenError::io("read", &path))?));
     }
     let mut ranges = collect(&uses);
-    let (mut restored, mut unrestored) = (BTreeMap::new(), BTreeMap::new());
+    let (mut restored, mut unrestored, mut absent) = (BTreeMap::new(), BTreeMap::new(), BTreeSet::new());
     for ((partition, segment), ranges) in &ranges {
         match restore(disk, roots, partition, *segment, ranges) {
-            Ok(0) => {}
-            Ok(bytes) => *restored.entry(partition.clone()).or_default() += bytes,
+            Ok(Found::Segment { restored: 0 } | Found::Others) => {}
+            Ok(Found::Segment { restored: bytes }) => *restored.entry(partition.clone()).or_default() += bytes,
+            Ok(Found::Nothing) => drop(absent.insert(partition.clone())),
             Err(error) => {
                 let reason = format!("{error}; what the write-ahead log has of it is kept for the next start");
                 unrestored.insert(partition.clone(), reason);
             }
         }
     }
-    ranges.retain(|(partition, _), _| unrestored.contains_key(partition));
+    for partition in &absent {
+        tracing::warn!(
+            %partition, kept = %kept.display(),
+            "the write-ahead log has messages of a partition that no data path has: they are kept until one has"
+        );
+    }
+    ranges.retain(|(partition, _), _| unrestored.contains_key(partition) || absent.contains(partition));
     let last = uses.last().map_or(Use { sequence: 0, session: 0 }, |(this, _)| *this);
     keep(disk, &kept, last, &ranges).map_err(OpenError::io("write", &kept))?;
     clear(disk, directory).map_err(OpenError::io("clear", directory))?;
     let session = session().map_err(OpenError::io("read", "/dev/urandom"))?;
-    Ok(Replayed { sequence: last.sequence, session, restored, unrestored })
+    Ok(Replayed { sequence: last.sequence, session, restored, unrestored, absent })
+}
+
+/// A partition that no data path had is about to be loaded from `root`, or made there. What is kept of it goes into its
+/// files if they are there, else beside them: a new log does not go on with what an old one had.
+pub(super) fn give_back(
+    disk: &dyn Disk,
+    directory: &Path,
+    root: &Arc<Path>,
+    partition: &PartitionId,
+) -> Result<(), OpenError> {
+    let kept = directory.join(KEPT);
+    let mut uses = Vec::new();
+    for (this, path) in uses_of([kept.clone()]).map_err(OpenError::io("read", &kept))? {
+        uses.push((this, fs::read(&path).map_err(OpenError::io("read", &path))?));
+    }
+    let Some((last, _)) = uses.last() else { return Ok(()) };
+    let mut ranges = collect(&uses);
+    for ((_, segment), ranges) in ranges.iter().filter(|((of, _), _)| of == partition) {
+        if let Found::Nothing = restore(disk, std::slice::from_ref(root), partition, *segment, ranges)? {
+            let base = Offset::new(*segment).unwrap_or(Offset::ZERO);
+            set_aside(disk, &Segment::new(base).path(&root.join(partition.to_string())), ranges.iter())?;
+        }
+    }
+    ranges.retain(|(of, _), _| of != partition);
+    keep(disk, &kept, *last, &ranges).map_err(OpenError::io("write", &kept))
 }
 
 /// Of the log's files those that were used, the oldest use first.
@@ -142,63 +181,126 @@ fn collect(uses: &[(Use, Vec<u8>)]) -> Ranges<'_> {
             }
         }
     }
+    for ranges in ranges.values_mut() {
+        // An opening that ended between keeping and clearing has left some in both places.
+        ranges.sort_by_key(|range| range.position);
+        ranges.dedup_by(|a, b| (a.position, a.bytes) == (b.position, b.bytes));
+    }
     ranges
 }
 
-/// Answers how many bytes were not there.
+/// What the data paths have of the partition and the segment of some ranges.
+enum Found {
+    /// The segment, which lacked so many bytes.
+    Segment { restored: u64 },
+    /// Only others. Retention or a person has removed it since; one that is no longer the last was synced when it was full.
+    Others,
+    /// Not one of the partition: it was removed, or its data path is none at the moment.
+    Nothing,
+}
+
+/// Gives a segment what it lacks, durably. Where it has other bytes than the log in a single place, somebody else has
+/// written to it: then nothing is, since what looks like a loss may be a part of that.
 fn restore(
     disk: &dyn Disk,
     roots: &[Arc<Path>],
     partition: &PartitionId,
     segment: u64,
     ranges: &[Range<'_>],
-) -> Result<u64, OpenError> {
-    let Some(base) = Offset::new(segment) else { return Ok(0) };
-    let mut path = None;
-    for root in roots {
-        let place = Segment::new(base).path(&root.join(partition.to_string()));
-        if path.is_none() && place.try_exists().map_err(OpenError::io("look for", &place))? {
-            path = Some(place);
-        }
-    }
-    // Retention or a person has removed it since; a segment that is no longer the last was synced when it was full.
-    let Some(path) = path else { return Ok(0) };
+) -> Result<Found, OpenError> {
+    let Some(base) = Offset::new(segment) else { return Ok(Found::Others) };
+    let path = match find(roots, partition, base)? {
+        (Some(path), _) => path,
+        (None, true) => return Ok(Found::Others),
+        (None, false) => return Ok(Found::Nothing),
+    };
     let file = disk.open(&path).map_err(OpenError::io("open", &path))?;
-    let mut restored = 0;
+    let mut reach = file.metadata().map_err(OpenError::io("read", &path))?.len();
+    let mut lacking = Vec::with_capacity(ranges.len());
     for range in ranges {
-        match missing(&file, range).map_err(OpenError::io("read", &path))? {
-            Some(0) => {}
-            Some(bytes) => {
-                let part = &mut [IoSlice::new(range.bytes)];
-                write_all_at(disk, &file, range.position.into(), part).map_err(OpenError::io("write", &path))?;
-                restored += bytes;
-            }
-            None => {
-                let copy = keep_aside(disk, &path, range.bytes, Aside::Unreplayed);
-                let copy = copy.map_err(OpenError::io("write beside", &path))?;
-                tracing::error!(
-                    segment = %path.display(), position = range.position, bytes = range.bytes.len(),
-                    copy = %copy.display(),
-                    "the write-ahead log has other bytes than the file, which was changed after the crash: the file \
-                     stays as it is, the log's bytes are kept in the copy"
-                );
-            }
+        lacking.push(missing(&file, reach, range).map_err(OpenError::io("read", &path))?);
+        reach = reach.max(range.end());
+    }
+    let lack = || std::iter::zip(ranges, &lacking).filter(|(_, lacking)| **lacking != Some(0));
+    let fits = lacking.iter().all(Option::is_some);
+    if fits {
+        for (range, _) in lack() {
+            let part = &mut [IoSlice::new(range.bytes)];
+            write_all_at(disk, &file, range.position.into(), part).map_err(OpenError::io("write", &path))?;
         }
+    } else {
+        set_aside(disk, &path, lack().map(|(range, _)| range))?;
     }
     // Even where every byte is there: perhaps only in the page cache of a machine that went on running.
     disk.sync_data(&file).map_err(OpenError::io("sync", &path))?;
-    Ok(restored)
+    Ok(Found::Segment { restored: if fits { lacking.into_iter().flatten().sum() } else { 0 } })
+}
+
+/// The segment's file in the first data path that has any of the partition, and whether one has.
+fn find(roots: &[Arc<Path>], partition: &PartitionId, base: Offset) -> Result<(Option<PathBuf>, bool), OpenError> {
+    for root in roots {
+        let directory = root.join(partition.to_string());
+        let path = Segment::new(base).path(&directory);
+        if path.try_exists().map_err(OpenError::io("look for", &path))? {
+            return Ok((Some(path), true));
+        }
+        if !directory.is_dir() {
+            continue;
+        }
+        let found =
+            list(&directory).map_err(|reason| OpenError::io("look into", &directory)(io::Error::other(reason)))?;
+        // The original accepts shorter names than it writes.
+        let segment = found.iter().find(|found| found.base == base.get());
+        if !found.is_empty() {
+            return Ok((segment.map(|found| found.path(&directory)), true));
+        }
+    }
+    Ok((None, false))
+}
+
+/// Keeps ranges that do not fit in files beside their segment, one for what lies together.
+fn set_aside<'a>(
+    disk: &dyn Disk,
+    segment: &Path,
+    ranges: impl Iterator<Item = &'a Range<'a>>,
+) -> Result<(), OpenError> {
+    let mut runs: Vec<(u64, Vec<u8>)> = Vec::new();
+    for range in ranges {
+        match runs.last_mut() {
+            Some((at, bytes)) if *at + bytes.len() as u64 == u64::from(range.position) => {
+                bytes.extend_from_slice(range.bytes);
+            }
+            _ => runs.push((range.position.into(), range.bytes.to_vec())),
+        }
+    }
+    for (position, bytes) in runs {
+        let copy = keep_aside(disk, segment, &bytes, Aside::Unreplayed);
+        let copy = copy.map_err(OpenError::io("write beside", segment))?;
+        tracing::error!(
+            segment = %segment.display(), position, bytes = bytes.len(), copy = %copy.display(),
+            "the write-ahead log has other bytes than the file, which was changed after the crash: the file stays as it \
+             is, and the log's bytes are in the copy, a row of whole messages as in a segment; put those again that are \
+             missed, or remove it"
+        );
+    }
+    Ok(())
+}
+
+impl Range<'_> {
+    fn end(&self) -> u64 {
+        u64::from(self.position) + self.bytes.len() as u64
+    }
 }
 
 /// How many of a range's bytes the file lacks; `None` when it has others. A crash leaves of a sector what was in it when
-/// it was last written: the first bytes of the range, and zeros. The same holds for the end of the file.
-fn missing(file: &File, range: &Range<'_>) -> io::Result<Option<u64>> {
-    let length = file.metadata()?.len();
+/// it was last written: the first bytes of the range, and zeros. The same holds for the end of the file. `reach`: where
+/// the file ends, or will when the ranges before are in it.
+fn missing(file: &File, reach: u64, range: &Range<'_>) -> io::Result<Option<u64>> {
     let position = u64::from(range.position);
-    if position > length {
+    if position > reach {
         return Ok(None);
     }
-    let there = range.bytes.len().min((length - position) as usize);
+    let there = (range.bytes.len() as u64).min(file.metadata()?.len().saturating_sub(position)) as usize;
     let mut found = vec![0; there];
     file.read_exact_at(&mut found, position)?;
     let mut lacking = (range.bytes.len() - there) as u64;
@@ -230,7 +332,7 @@ mod tests {
     fn lacking(file: &[u8], position: u32, bytes: &[u8]) -> Option<u64> {
         let held = tempfile::tempfile().unwrap();
         held.write_all_at(file, 0).unwrap();
-        missing(&held, &Range { position, bytes }).unwrap()
+        missing(&held, file.len() as u64, &Range { position, bytes }).unwrap()
     }
 
     #[test]
