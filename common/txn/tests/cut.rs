@@ -5,8 +5,6 @@ mod support;
 
 use metaq_txn::Command;
 use metaq_types::PartitionId;
-use std::sync::Arc;
-use support::faulty::FaultyDisk;
 use support::*;
 
 /// H2, H18: the journal is cut although a branch stays prepared: its entries are told again, with the ids its messages have.
@@ -19,9 +17,7 @@ async fn the_journal_is_cut_around_a_prepared_branch() {
         prepared(&coordinator, &place, B);
         command(&coordinator, Command::OperatorRollback, B).unwrap();
         let number = commit_until_cut(&coordinator, &store, &place.targets());
-        end(coordinator);
-        drop(store);
-        let (store, coordinator) = place.open(sound()).unwrap();
+        let (store, coordinator) = place.again(store, coordinator);
         assert_eq!(coordinator.recover(None), [A, B]);
         assert!(command(&coordinator, Command::Rollback, B).unwrap_err().contains("code=6"));
         command(&coordinator, Command::CommitTwoPhase, A).unwrap();
@@ -88,9 +84,7 @@ async fn what_stands_before_a_gap_of_the_journal_is_over() {
             let (store, coordinator) = place.open(sound()).unwrap();
             assert!(!coordinator.recover(None).contains(&A.to_owned()));
             prepared(&coordinator, &place, B);
-            end(coordinator);
-            drop(store);
-            let (store, coordinator) = place.open(sound()).unwrap();
+            let (store, coordinator) = place.again(store, coordinator);
             assert_eq!(coordinator.recover(None), [B]);
             command(&coordinator, Command::CommitTwoPhase, B).unwrap();
             assert_eq!(count(&store, &place, A), [0, 0]);
@@ -108,20 +102,14 @@ async fn h05_a_journal_cut_to_its_end_goes_on() {
         let (store, coordinator) = place.open(sound()).unwrap();
         commit_until_cut(&coordinator, &store, &place.targets());
         let written = store.journal().unwrap().positions().written;
-        end(coordinator);
-        drop(store);
-        let (store, coordinator) = place.open(sound()).unwrap();
+        let (store, coordinator) = place.again(store, coordinator);
         assert!(store.journal().unwrap().positions().written >= written, "its places are not used twice");
         prepared(&coordinator, &place, A);
-        end(coordinator);
-        drop(store);
-        let (store, coordinator) = place.open(sound()).unwrap();
+        let (store, coordinator) = place.again(store, coordinator);
         assert_eq!(coordinator.recover(None), [A]);
         // Numbers go on as well, or the two would be taken for one.
         prepared(&coordinator, &place, B);
-        end(coordinator);
-        drop(store);
-        let (store, coordinator) = place.open(sound()).unwrap();
+        let (store, coordinator) = place.again(store, coordinator);
         assert_eq!(coordinator.recover(None), [A, B]);
         for name in [A, B] {
             command(&coordinator, Command::CommitTwoPhase, name).unwrap();
@@ -138,15 +126,13 @@ async fn h13_the_journal_is_cut_behind_what_is_synced() {
     blocking(|| {
         let place = Place::new(1000, 2);
         let targets = place.targets();
-        let disk = Arc::new(FaultyDisk::default());
-        let (store, coordinator) = place.open(disk.clone()).unwrap();
+        let (disk, store, coordinator) = place.open_faulty();
         // Nothing comes after it here, which would have its segment synced.
         assert!(fill(&coordinator, A, &targets[1..]));
         command(&coordinator, Command::CommitOnePhase, A).unwrap();
         let last = commit_until_cut(&coordinator, &store, &targets[..1]);
         power_fails(&place, &disk, store, coordinator);
-        let disk = Arc::new(FaultyDisk::default());
-        let (store, coordinator) = place.open(disk.clone()).unwrap();
+        let (disk, store, coordinator) = place.open_faulty();
         power_fails(&place, &disk, store, coordinator);
         let (store, _coordinator) = place.open(sound()).unwrap();
         let expected: Vec<_> = (1..=last).flat_map(|number| [number; 2]).map(|n| format!("TX:s:{n}")).collect();

@@ -4,8 +4,7 @@ mod support;
 
 use metaq_txn::Command;
 use std::fs;
-use std::sync::Arc;
-use support::faulty::{Fault, FaultyDisk};
+use support::faulty::Fault;
 use support::*;
 
 /// H14: a full disk is found by a decision. From then on a message that would have to wait in memory is refused at once,
@@ -14,8 +13,7 @@ use support::*;
 async fn a_full_disk_refuses_messages_as_soon_as_it_is_known() {
     blocking(|| {
         let place = Place::new(0, 2);
-        let disk = Arc::new(FaultyDisk::default());
-        let (store, coordinator) = place.open(disk.clone()).unwrap();
+        let (disk, store, coordinator) = place.open_faulty();
         let targets = place.targets();
         for name in ["TX:s:1", "TX:s:2"] {
             assert!(fill(&coordinator, name, &targets));
@@ -45,8 +43,7 @@ async fn commits_that_wait_share_a_sync() {
             // Of one segment: the note that the first is stored may be written by a tick before the others are, unsynced, and
             // if the journal rolled behind it, it would be synced there.
             let place = Place { journal_segment_bytes: 1 << 20, ..Place::new(1000, 2) };
-            let disk = Arc::new(FaultyDisk::default());
-            let (store, coordinator) = place.open(disk.clone()).unwrap();
+            let (disk, store, coordinator) = place.open_faulty();
             let names: Vec<_> = (0..9).map(|number| format!("TX:s:{number}")).collect();
             assert!(names.iter().all(|name| fill(&coordinator, name, &place.targets())));
             let syncs = coordinator.journal_syncs();
@@ -85,8 +82,7 @@ async fn a_full_disk_keeps_what_is_decided() {
         let mut decided_first = 0;
         for left in (0..700).step_by(25) {
             let place = Place::new(0, 2);
-            let disk = Arc::new(FaultyDisk::default());
-            let (store, coordinator) = place.open(disk.clone()).unwrap();
+            let (disk, store, coordinator) = place.open_faulty();
             prepared(&coordinator, &place, A);
             disk.add(Fault::FullAfter(left));
             let committed = command(&coordinator, Command::CommitTwoPhase, A);
@@ -113,8 +109,7 @@ async fn a_full_disk_keeps_what_is_decided() {
 async fn a_failed_sync_of_the_journal_ends_all_promises() {
     blocking(|| {
         let place = Place::new(0, 2);
-        let disk = Arc::new(FaultyDisk::default());
-        let (store, coordinator) = place.open(disk.clone()).unwrap();
+        let (disk, store, coordinator) = place.open_faulty();
         prepared(&coordinator, &place, A);
         assert!(fill(&coordinator, B, &place.targets()));
         disk.add(Fault::SyncError);
@@ -122,9 +117,7 @@ async fn a_failed_sync_of_the_journal_ends_all_promises() {
         assert!(error.contains("not known before the broker is restarted"), "{error}");
         assert!(coordinator.begin(SESSION, &key("XID:1:aa:03:c"), None).is_err());
         assert!(command(&coordinator, Command::CommitTwoPhase, A).unwrap_err().starts_with("XAException:code=-7"));
-        end(coordinator);
-        drop(store);
-        let (_store, coordinator) = place.open(sound()).unwrap();
+        let (_store, coordinator) = place.again(store, coordinator);
         assert!(coordinator.recover(None).contains(&A.to_owned()));
     })
     .await;
@@ -135,8 +128,7 @@ async fn a_failed_sync_of_the_journal_ends_all_promises() {
 async fn h09_a_failed_write_to_a_partition_is_told_and_made_good() {
     blocking(|| {
         let place = Place::new(0, 2);
-        let disk = Arc::new(FaultyDisk::default());
-        let (store, coordinator) = place.open(disk.clone()).unwrap();
+        let (disk, store, coordinator) = place.open_faulty();
         prepared(&coordinator, &place, B);
         prepared(&coordinator, &place, A);
         let error = decide_and(&coordinator, &disk, A, || disk.add(Fault::WriteError)).unwrap_err();
@@ -158,8 +150,7 @@ async fn h09_a_failed_write_to_a_partition_is_told_and_made_good() {
 async fn h10_a_commit_stored_in_part_is_completed() {
     blocking(|| {
         let place = Place::new(0, 2);
-        let disk = Arc::new(FaultyDisk::default());
-        let (store, coordinator) = place.open(disk.clone()).unwrap();
+        let (disk, store, coordinator) = place.open_faulty();
         assert!(fill(&coordinator, A, &place.targets()));
         let one_batch = 2 * (20 + A.len() as u64);
         let error = decide_and(&coordinator, &disk, A, || disk.add(Fault::FullAfter(one_batch))).unwrap_err();
@@ -187,8 +178,7 @@ async fn what_was_taken_over_of_the_original_lasts() {
         let redo = [record(put), record(prepare)].concat();
         fs::create_dir(place.original_journal()).unwrap();
         fs::write(place.original_journal().join("redo.1"), redo).unwrap();
-        let disk = Arc::new(FaultyDisk::default());
-        let (store, coordinator) = place.open(disk.clone()).unwrap();
+        let (disk, store, coordinator) = place.open_faulty();
         assert_eq!(coordinator.recover(None), [key]);
         assert!(!place.original_journal().exists());
         power_fails(&place, &disk, store, coordinator);
@@ -206,8 +196,7 @@ async fn what_was_taken_over_of_the_original_lasts() {
 async fn a_torn_batch_is_completed_before_others_are_stored() {
     blocking(|| {
         let place = Place::new(1000, 1);
-        let disk = Arc::new(FaultyDisk::default());
-        let (store, coordinator) = place.open(disk.clone()).unwrap();
+        let (disk, store, coordinator) = place.open_faulty();
         let [first, second] = ["TX:s:1", "TX:s:2"];
         assert!([first, second].iter().all(|name| fill(&coordinator, name, &place.targets())));
         let mut other = None;

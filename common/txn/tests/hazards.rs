@@ -28,9 +28,8 @@ mod support;
 
 use metaq_txn::Command;
 use std::fs;
-use std::sync::Arc;
 use std::time::Duration;
-use support::faulty::{Fault, FaultyDisk};
+use support::faulty::Fault;
 use support::*;
 
 /// H3, H14, H15: a damaged entry costs what it held, never what follows it.
@@ -101,9 +100,7 @@ async fn h18_the_operators_decision_outlives_the_process() {
         command(&coordinator, Command::OperatorRollback, A).unwrap();
         command(&coordinator, Command::OperatorCommit, B).unwrap();
         command(&coordinator, Command::OperatorComplete, third).unwrap();
-        end(coordinator);
-        drop(store);
-        let (store, coordinator) = place.open(sound()).unwrap();
+        let (store, coordinator) = place.again(store, coordinator);
         assert_eq!(coordinator.recover(None), [A, B, third]);
         for (name, code, stored) in [(A, "code=6,", 0), (B, "code=7,", 2), (third, "code=8,", 0)] {
             let told = command(&coordinator, Command::CommitTwoPhase, name).unwrap_err();
@@ -111,9 +108,7 @@ async fn h18_the_operators_decision_outlives_the_process() {
             assert_eq!(count(&store, &place, name), [stored; 2], "{name}");
             command(&coordinator, Command::Forget, name).unwrap();
         }
-        end(coordinator);
-        drop(store);
-        let (_store, coordinator) = place.open(sound()).unwrap();
+        let (_store, coordinator) = place.again(store, coordinator);
         assert!(coordinator.recover(None).is_empty());
     })
     .await;
@@ -124,8 +119,7 @@ async fn h18_the_operators_decision_outlives_the_process() {
 async fn h06_a_commit_is_answered_after_its_sync() {
     blocking(|| {
         let place = Place::new(0, 2);
-        let disk = Arc::new(FaultyDisk::default());
-        let (store, coordinator) = place.open(disk.clone()).unwrap();
+        let (disk, store, coordinator) = place.open_faulty();
         assert!(fill(&coordinator, "TX:s:1", &place.targets()));
         decide_and(&coordinator, &disk, "TX:s:1", || {}).unwrap();
         power_fails(&place, &disk, store, coordinator);
@@ -148,9 +142,7 @@ async fn h07_an_abandoned_local_transaction_is_not_taken_over() {
         command_of(other, &coordinator, Command::CommitOnePhase, name).unwrap();
         assert_eq!(count(&store, &place, name), [2, 2], "those of the second connection only");
         wait_until("the abandoned one is over", || coordinator.lines().is_empty());
-        end(coordinator);
-        drop(store);
-        let (store, _coordinator) = place.open(sound()).unwrap();
+        let (store, _coordinator) = place.again(store, coordinator);
         assert_eq!(count(&store, &place, name), [2, 2]);
     })
     .await;
@@ -176,8 +168,7 @@ async fn h08_a_put_after_prepare_is_refused() {
 async fn h11_what_is_stored_is_not_stored_again() {
     blocking(|| {
         let place = Place::new(0, 2);
-        let disk = Arc::new(FaultyDisk::default());
-        let (store, coordinator) = place.open(disk.clone()).unwrap();
+        let (disk, store, coordinator) = place.open_faulty();
         prepared(&coordinator, &place, A);
         command(&coordinator, Command::CommitTwoPhase, A).unwrap();
         let written = store.journal().unwrap().positions().written;
@@ -205,8 +196,7 @@ async fn h12_a_decision_is_as_durable_as_the_settings_say() {
             [(at_once, true, true), (soon, true, true), (later, true, false), (soon, false, true), (later, false, true)]
         {
             let place = Place { synced, journal_interval, ..Place::new(1000, 2) };
-            let disk = Arc::new(FaultyDisk::default());
-            let (store, coordinator) = place.open(disk.clone()).unwrap();
+            let (disk, store, coordinator) = place.open_faulty();
             prepared(&coordinator, &place, A);
             assert!(fill(&coordinator, "TX:s:1", &place.targets()));
             command(&coordinator, Command::CommitOnePhase, "TX:s:1").unwrap();
@@ -252,9 +242,7 @@ async fn h16_checkpoints_do_not_stop_a_start() {
         assert!(recovered.trouble.iter().any(|line| line.contains("heuristic.log")), "{:?}", recovered.trouble);
         prepared(&coordinator, &place, A);
         commit_until_cut(&coordinator, &store, &place.targets());
-        end(coordinator);
-        drop(store);
-        let (_store, coordinator) = place.open(sound()).unwrap();
+        let (_store, coordinator) = place.again(store, coordinator);
         assert_eq!(coordinator.recover(None), [A]);
     })
     .await;

@@ -87,6 +87,20 @@ impl Place {
         Ok((store, coordinator))
     }
 
+    /// On a disk that fails when it is told to.
+    pub(crate) fn open_faulty(&self) -> (Arc<FaultyDisk>, Arc<Store>, Coordinator) {
+        let disk = Arc::new(FaultyDisk::default());
+        let (store, coordinator) = self.open(disk.clone()).unwrap();
+        (disk, store, coordinator)
+    }
+
+    /// Ends as a crash does, and starts on a sound disk.
+    pub(crate) fn again(&self, store: Arc<Store>, coordinator: Coordinator) -> (Arc<Store>, Coordinator) {
+        end(coordinator);
+        drop(store);
+        self.open(sound()).unwrap()
+    }
+
     pub(crate) fn open_with_trouble(
         &self,
         disk: Arc<dyn Disk>,
