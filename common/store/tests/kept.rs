@@ -93,6 +93,32 @@ fn what_cannot_be_given_back_is_kept() {
     }
 }
 
+/// Killed before the removal of the file is durable: a cut later makes untrue what it says.
+#[test]
+fn what_was_given_back_does_not_come_back_with_the_power() {
+    for syncs in 0.. {
+        let setup = lost_from_the_files();
+        put_away(&setup, &setup.path().join("test-1"));
+        setup.open().close().unwrap();
+        put_back(&setup, &setup.path().join("test-1"));
+        let disk = Arc::new(PowerDisk::default());
+        disk.turn_off_before_directory(syncs);
+        let opened = Store::open(StoreOptions { disk: disk.clone(), wal: Some(WAL), ..setup.options() }).is_ok();
+        disk.turn_off();
+        let disk = Arc::new(disk.after_kill());
+        let store = open(&setup, &disk, WAL);
+        store.cut(&id("test-1"), at(0)).unwrap().unwrap();
+        disk.turn_off();
+        drop(store);
+        disk.lose(&mut |_| 0);
+        let store = setup.open();
+        assert!(read_from(&store.get("test", 1).unwrap(), 0, 4096).is_empty(), "killed at sync {syncs}");
+        if opened {
+            break;
+        }
+    }
+}
+
 /// However often a start ends between keeping and clearing, the same is kept once.
 #[test]
 fn what_is_kept_does_not_grow() {
