@@ -255,6 +255,38 @@ async fn what_both_hold_behind_what_the_master_has_removed_stays() {
     assert!(others.is_empty(), "neither set aside nor stepped over: {others:?}");
 }
 
+/// A former master joins its successor while one of its partitions cannot be read. It is compared when it can: what it had
+/// written alone is not taken for the successor's.
+#[tokio::test]
+async fn a_partition_that_was_not_served_at_the_join_is_compared_later() {
+    let (m, s) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let former = Master::start(s.path(), Faults::default()).await;
+    former.store.begin_reign(Epoch(1)).unwrap();
+    former.put("a-0", messages(100..110)).await;
+    copy_partition(s.path(), m.path());
+    let past = former.store.lineage().unwrap();
+    former.put("a-0", messages(110..120)).await;
+    former.stop().await;
+
+    let master = Master::start(m.path(), Faults::default()).await;
+    master.store.adopt_lineage(&past).unwrap();
+    master.store.begin_reign(Epoch(2)).unwrap();
+    master.put("a-0", messages(150..200)).await;
+    master.put("b-0", messages(0..10)).await;
+    let stray = s.path().join("a-0").join("stray.meta");
+    std::fs::write(&stray, b"").unwrap();
+    let slave = Slave::start(s.path(), Some(master.uri()));
+    until("the other partition is copied", || slave.holds(&master, "b-0")).await;
+    assert!(slave.store.unserved("a", 0).is_some());
+    slave.stop().await;
+
+    std::fs::remove_file(stray).unwrap();
+    let slave = Slave::start(s.path(), Some(master.uri()));
+    until("all is copied", || slave.holds(&master, "a-0") && segments(m.path()) == segments(s.path())).await;
+    assert_eq!(slave.store.epoch(), Epoch(2));
+    slave.stop().await;
+}
+
 #[tokio::test]
 async fn a_gap_is_stepped_over_and_not_closed_up() {
     let (m, s) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());

@@ -51,9 +51,17 @@ pub(super) async fn join(
             held
         }
     };
-    // With a partition in doubt the past stays what it was, or the next join would not see the doubt.
-    if held.is_empty() {
-        adopt(options, theirs).await?;
+    // With a partition in doubt the past stays what it was, or the next join would not see the doubt. So it does with one
+    // that cannot be compared, as its files cannot be read at the moment.
+    let unserved = listed.iter().map(|listed| &listed.partition).find(|id| is_unserved(options, id));
+    match unserved {
+        Some(partition) => warn!(
+            %partition,
+            "it cannot be read here, and so not be compared with the master's: until it can, or its directory is removed, \
+             this slave keeps its old past and counts for no quorum"
+        ),
+        None if held.is_empty() => adopt(options, theirs).await?,
+        None => {}
     }
     Ok(held)
 }
@@ -163,6 +171,10 @@ pub(super) async fn compare_ends(options: &LinkOptions, client: &Client, listed:
         cut(options, id.clone(), parting.begin_if_empty(common)).await?;
     }
     Ok(held)
+}
+
+fn is_unserved(options: &LinkOptions, id: &PartitionId) -> bool {
+    i32::try_from(id.number).is_ok_and(|number| options.store.unserved(&id.topic, number).is_some())
 }
 
 fn own_log(options: &LinkOptions, id: &PartitionId) -> Option<Arc<Partition>> {
