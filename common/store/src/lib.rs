@@ -5,7 +5,7 @@
 //!
 //! What holds at all times: one writer a partition; bytes are published after they are written, so `kept ≤ readable ≤
 //! durable ≤ written`; every append is answered exactly once; a disk error is a state of the partition. Start reading
-//! at `partition.rs`, then `writer.rs` (the way of a put) and `committer.rs` (when it is synced).
+//! at `partition.rs`, then `writer.rs` (the way of a put), `committer.rs` (when it is synced) and `read.rs` (the way of a get).
 //!
 //! What must never come in here: sockets, the protocol, configuration files, who the replicas are. A second cursor may
 //! hold answers back ([`Partition::confirm`]); why it does is none of the store's business.
@@ -28,6 +28,7 @@ mod metrics;
 mod partition;
 mod positions;
 mod queue;
+mod read;
 mod recovery;
 mod reigns;
 mod releases;
