@@ -13,8 +13,16 @@ pub(crate) struct Admission {
     /// Bytes of puts accepted and not yet answered.
     pub(crate) in_flight: Arc<AtomicUsize>,
     disk_low: AtomicBool,
-    /// Data paths with less free space than they are to have.
-    low_paths: Mutex<Vec<PathBuf>>,
+    low_paths: Mutex<Vec<LowPath>>,
+}
+
+/// A data path with less free space than it is to have.
+#[derive(Clone, Debug)]
+pub(crate) struct LowPath {
+    pub(crate) path: PathBuf,
+    pub(crate) free_bytes: u64,
+    /// `minFreeDiskBytes`
+    pub(crate) floor_bytes: u64,
 }
 
 /// A connection that was let in; counts until it is dropped.
@@ -41,13 +49,18 @@ impl Admission {
                 "not stored: the broker is overloaded, {APPEND_QUEUE_BYTES_MAX} bytes wait to be written; try again"
             ));
         }
-        if self.disk_low.load(Ordering::Relaxed) && self.low_paths.lock().iter().any(|path| path == data_path) {
-            return Some(format!(
-                "not stored: disk full, free space at {} is below minFreeDiskBytes; free some space and try again",
-                data_path.display()
-            ));
+        if !self.disk_low.load(Ordering::Relaxed) {
+            return None;
         }
-        None
+        self.low_paths.lock().iter().find(|low| low.path == data_path).map(|low| {
+            format!(
+                "not stored: disk full, {} bytes are free at {}, which is below minFreeDiskBytes={}; free some space and \
+                 try again",
+                low.free_bytes,
+                data_path.display(),
+                low.floor_bytes
+            )
+        })
     }
 
     pub(crate) fn in_flight(&self) -> usize {
@@ -59,7 +72,7 @@ impl Admission {
     }
 
     /// Takes note of the paths with too little free space; answers those that were among them before.
-    pub(crate) fn set_low_paths(&self, paths: Vec<PathBuf>) -> Vec<PathBuf> {
+    pub(crate) fn set_low_paths(&self, paths: Vec<LowPath>) -> Vec<LowPath> {
         let mut low_paths = self.low_paths.lock();
         self.disk_low.store(!paths.is_empty(), Ordering::Relaxed);
         std::mem::replace(&mut *low_paths, paths)

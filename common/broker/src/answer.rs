@@ -56,23 +56,40 @@ pub(crate) fn failed(uri: &str, topic: &str, partition: i64, detail: &str) -> St
     text
 }
 
+/// For whoever does not know whether the message is there.
+const AGAIN: &str = "; sent again, it may be there twice";
+
 /// Status and words for an append that did not come to a good end. The text says whether the message may be there.
 pub(crate) fn append_failure(error: &AppendError) -> (Status, String) {
     match error {
-        AppendError::Refused(refusal) => (refusal_status(refusal), format!("not stored: {refusal}")),
+        AppendError::Refused(refusal) => {
+            (refusal_status(refusal), format!("not stored: {refusal}{}", next_step(refusal)))
+        }
         AppendError::Unknown(reason) => {
-            (Status::InternalServerError, format!("the message may or may not be stored: {reason}"))
+            (Status::InternalServerError, format!("the message may or may not be stored: {reason}{AGAIN}"))
         }
         AppendError::Unconfirmed => (
             Status::InternalServerError,
-            "stored here, not confirmed by the quorum within ackTimeoutInMills: it stays unreadable until enough members \
-             hold it, and may become readable then"
-                .to_owned(),
+            format!(
+                "stored here, not confirmed by the quorum within ackTimeoutInMills: it stays unreadable until enough \
+                 members hold it, and may become readable then{AGAIN}"
+            ),
         ),
         AppendError::Dropped => (
             Status::InternalServerError,
-            "the message may or may not be stored: the broker gave up this request".to_owned(),
+            format!("the message may or may not be stored: the broker gave up this request{AGAIN}"),
         ),
+    }
+}
+
+/// What the store does not say, as it does not know who reads it.
+fn next_step(refusal: &Refusal) -> &'static str {
+    match refusal {
+        Refusal::Closing => "; try again when the broker is back, or send to another",
+        Refusal::Overloaded { .. } => "; try again",
+        Refusal::TooLarge { .. } => "; send it in parts",
+        Refusal::DiskFull(_) | Refusal::Poisoned(_) | Refusal::Unavailable(_) => "",
+        Refusal::NotAtEnd { .. } | Refusal::OtherSegment { .. } | Refusal::Malformed(_) => "",
     }
 }
 

@@ -16,6 +16,7 @@
 mod admission;
 mod answer;
 mod dispatch;
+mod foreign;
 mod full;
 mod gate;
 mod handlers;
@@ -34,6 +35,7 @@ mod transport;
 mod view;
 mod watched;
 
+pub use foreign::is_foreign;
 pub use gate::{Gate, Successor};
 pub use metrics::Counters;
 pub use node::{Node, NodeOptions, NodeRole, journal_path, rules_for, transaction_settings};

@@ -1,6 +1,6 @@
 //! A node: assembly, what its parts share, and the order in which it ends. Start reading here.
 
-use crate::admission::{Admission, Admitted};
+use crate::admission::{Admission, Admitted, LowPath};
 use crate::answer::{Answer, failed};
 use crate::dispatch::Peer;
 use crate::full;
@@ -498,18 +498,22 @@ async fn housekeeping(shared: Arc<Shared>) {
 fn watch_disks(shared: &Shared) {
     let config = shared.config.current();
     let floor = config.system.min_free_disk_bytes;
-    let is_low = |path: &&PathBuf| rustix::fs::statvfs(*path).is_ok_and(|disk| disk.f_bavail * disk.f_frsize < floor);
+    let low = |path: &PathBuf| {
+        let free_bytes = rustix::fs::statvfs(path).ok().map(|disk| disk.f_bavail * disk.f_frsize)?;
+        (free_bytes < floor).then(|| LowPath { path: path.clone(), free_bytes, floor_bytes: floor })
+    };
     let paths: BTreeSet<&PathBuf> =
         config.topics.values().map(|topic| &topic.data_path).chain([&config.system.data_path]).collect();
-    let low: Vec<PathBuf> = match floor {
+    let low: Vec<LowPath> = match floor {
         0 => Vec::new(),
-        _ => paths.into_iter().filter(is_low).cloned().collect(),
+        _ => paths.into_iter().filter_map(low).collect(),
     };
     let before = shared.admission.set_low_paths(low.clone());
-    for path in low.iter().filter(|path| !before.contains(path)) {
-        warn!(path = %path.display(), floor, "free disk space is below minFreeDiskBytes: puts are refused");
+    let is_among = |all: &[LowPath], one: &LowPath| all.iter().any(|other| other.path == one.path);
+    for LowPath { path, free_bytes, .. } in low.iter().filter(|one| !is_among(&before, one)) {
+        warn!(path = %path.display(), free_bytes, floor, "free disk space is below minFreeDiskBytes: puts are refused");
     }
-    for path in before.iter().filter(|path| !low.contains(path)) {
+    for LowPath { path, .. } in before.iter().filter(|one| !is_among(&low, one)) {
         info!(path = %path.display(), "free disk space is above minFreeDiskBytes again: puts are accepted");
     }
 }

@@ -16,6 +16,8 @@ pub(crate) struct TopicState {
     publish_until: Until,
     subscribe_until: Until,
     rates: Arc<TopicRates>,
+    /// In the table; else made by a pattern for one request, see [`Topics::keep`].
+    is_kept: bool,
 }
 
 /// How long requests are still served after clients were told to leave.
@@ -63,7 +65,7 @@ impl TopicState {
     }
 }
 
-/// All topics that were configured or met; bounded by what the configuration admits and the disk holds.
+/// All topics that are configured or have a partition; a name that was merely asked for takes no room.
 pub(crate) struct Topics {
     states: RwLock<States>,
 }
@@ -83,7 +85,7 @@ impl Topics {
         Topics { states: RwLock::new(States { config, by_name }) }
     }
 
-    /// The topic, when a section names it or it was met before.
+    /// The topic, when a section names it or it was kept.
     pub(crate) fn get(&self, name: &str) -> Option<Arc<TopicState>> {
         self.states.read().by_name.get(name).cloned()
     }
@@ -96,11 +98,22 @@ impl Topics {
         if name == JOURNAL_TOPIC {
             return None;
         }
+        let states = self.states.read();
+        let settings = states.config.topic(name)?;
+        let made = state(TopicName::new(name).ok()?, Some(settings), None, Duration::ZERO);
+        Some(Arc::new(TopicState { is_kept: false, ..made }))
+    }
+
+    /// Remembers a topic that a pattern made, now that it has a partition.
+    pub(crate) fn keep(&self, topic: &TopicState) {
+        if topic.is_kept {
+            return;
+        }
         let mut states = self.states.write();
-        let settings = states.config.topic(name).cloned()?;
-        let name = TopicName::new(name).ok()?;
-        let made = Arc::new(state(name.clone(), Some(&settings), None, Duration::ZERO));
-        Some(Arc::clone(states.by_name.entry(name).or_insert(made)))
+        let Some(settings) = states.config.topic(&topic.name).cloned() else { return };
+        let rates = Arc::clone(&topic.rates);
+        let kept = TopicState { rates, ..state(topic.name.clone(), Some(&settings), None, Duration::ZERO) };
+        states.by_name.entry(topic.name.clone()).or_insert(Arc::new(kept));
     }
 
     /// Takes over a reloaded configuration. What it withdraws is served for `grace` more.
@@ -145,5 +158,50 @@ fn state(name: TopicName, settings: Option<&Topic>, old: Option<&TopicState>, gr
         publish_until: follow(old.map(|o| o.publish_until), publish),
         subscribe_until: follow(old.map(|o| o.subscribe_until), subscribe),
         rates: old.map(|o| Arc::clone(&o.rates)).unwrap_or_default(),
+        is_kept: true,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::path::Path;
+
+    fn config(pattern: &str) -> Arc<BrokerConfig> {
+        let text = format!(
+            "[system]\nbrokerId=0\nnumPartitions=1\nunflushThreshold=0\nunflushInterval=10000\n\
+             maxSegmentSize=1048576\nmaxTransferSize=1048576\ndeletePolicy=delete,168\ndeleteWhen=0 0 6 * * ?\n\
+             serverPort=0\nhostName=here\ndataPath=/nowhere\n[zookeeper]\nzk.zkEnable=false\n[topic={pattern}]\n"
+        );
+        Arc::new(BrokerConfig::parse(Path::new("server.ini"), text.into_bytes()).unwrap())
+    }
+
+    fn names(topics: &Topics) -> Vec<String> {
+        topics.snapshot().iter().map(|topic| topic.name.to_string()).collect()
+    }
+
+    /// F44: what strangers ask for by names of their own takes no room.
+    #[test]
+    fn a_name_that_was_only_asked_for_is_not_remembered() {
+        let topics = Topics::new(config("*"));
+        for number in 0..1000 {
+            let admitted = topics.get_or_admit(&format!("name-{number}")).unwrap();
+            assert!(admitted.publish_open());
+        }
+        assert!(topics.get("name-1").is_none());
+        let before = names(&topics);
+        let stored = topics.get_or_admit("name-1").unwrap();
+        stored.rates().add(Kind::Put, 1);
+        topics.keep(&stored);
+        topics.keep(&stored);
+        assert_eq!(names(&topics).len(), before.len() + 1);
+        let kept = topics.get("name-1").unwrap();
+        assert!(Arc::ptr_eq(&kept.rates, &stored.rates), "what was counted before counts");
+        assert!(Arc::ptr_eq(&kept, &topics.get_or_admit("name-1").unwrap()));
+        // One that was admitted by a configuration that is gone is not kept by the new one.
+        let late = topics.get_or_admit("late").unwrap();
+        topics.reload(config("other*"), Duration::ZERO);
+        topics.keep(&late);
+        assert!(topics.get("late").is_none() && topics.get("name-1").is_some());
     }
 }

@@ -2,7 +2,7 @@
 
 use anyhow::Result;
 use metaq_harness::process::{Site, wait_until};
-use metaq_harness::raw::Raw;
+use metaq_harness::raw::{Raw, Reply};
 
 fn crc(body: &[u8]) -> i64 {
     i64::from(crc32fast::hash(body) & 0x7fff_ffff)
@@ -235,5 +235,38 @@ fn pipelined_requests_are_answered_in_order() -> Result<()> {
     let opaques = [raw.reply()?.opaque, raw.reply()?.opaque, raw.reply()?.opaque];
     assert_eq!(opaques, [1000, 1001, 1002]);
     assert!(raw.is_closed()?, "quit closes after everything owed");
+    Ok(())
+}
+
+/// Whoever is refused learns what was refused, where the limit is and what to do.
+#[test]
+fn a_refused_put_names_value_limit_and_next_step() -> Result<()> {
+    let mut site = Site::new()?;
+    site.topic("three", &[("numPartitions", "3")]).topic("shut", &[("acceptPublish", "false")]);
+    let broker = site.start_master(&[])?;
+    let mut raw = Raw::connect(&broker.address)?;
+    let told = |reply: Reply, code: i32, parts: &[&str]| {
+        let text = reply.text();
+        assert_eq!(reply.code, code, "{text}");
+        for part in parts.iter().chain(&["not stored"]) {
+            assert!(text.contains(part), "no {part:?} in {text}");
+        }
+    };
+    for wrong in [3, 77, -2, i32::MAX, i32::MIN] {
+        let first = format!("Detail:wrong partition {wrong};");
+        told(raw.put("three", wrong, b"x")?, 500, &[&first, "3 partitions, numbers 0 to 2", "numPartitions", "reload"]);
+    }
+    told(raw.put("test", 1, b"x")?, 500, &["wrong partition 1;", "1 partition, number 0"]);
+    told(raw.put("nobody", 0, b"x")?, 500, &["do not accept topic nobody", "[topic=nobody]", "server.ini", "reload"]);
+    told(raw.put("shut", 0, b"x")?, 403, &["topic shut", "acceptPublish=false", "reload"]);
+    told(
+        raw.put("test", 0, &vec![0; 1 << 20])?,
+        400,
+        &["1048576 bytes", "limit of 1048556", "maxTransferSize", "in parts"],
+    );
+    raw.ask("transaction TX:s:1 s BEGIN 3")?;
+    let mut put = |topic: &str, partition| raw.put_with(topic, partition, "0 -1 TX:s:1", b"x");
+    told(put("three", -1)?, 500, &["Invalid partition for transaction command:-1;", "numbers 0 to 2"]);
+    told(put("three", 3)?, 500, &["wrong partition 3;", "numbers 0 to 2"]);
     Ok(())
 }

@@ -54,7 +54,11 @@ pub(crate) fn get(conversation: &mut Conversation, get: Get) {
     if let Some(state) = &state {
         state.count(Kind::Get, 1);
         if !asker.is_node && !state.subscribe_open() {
-            let text = format!("topic {} is closed for subscription (acceptSubscribe=false, or removed)", get.topic);
+            let text = format!(
+                "topic {} is closed for subscription (acceptSubscribe=false, or its section was removed); correct that in \
+                 server.ini and reload",
+                get.topic
+            );
             conversation.outbound().answer(get.opaque, Answer::text(Status::Forbidden, text));
             return;
         }
