@@ -32,6 +32,11 @@ pub(crate) async fn refuse(mut stream: impl AsyncRead + AsyncWrite + Unpin) {
     let _ = stream.shutdown().await;
 }
 
+/// As long as a peer is kept that cannot be answered.
+pub(crate) async fn hold() {
+    tokio::time::sleep(KEPT).await;
+}
+
 /// Answers each request from its header line alone and throws its body away.
 async fn converse(stream: &mut (impl AsyncRead + AsyncWrite + Unpin), answered: &mut bool) -> io::Result<()> {
     let mut input = BytesMut::new();

@@ -2,6 +2,7 @@
 
 use crate::admission::Admitted;
 use crate::dispatch::Peer;
+use crate::full;
 use crate::node::{Node, Shared};
 use crate::transport::Staged;
 use metaq_net::certs::Identity;
@@ -9,12 +10,13 @@ use metaq_net::quic::{Connection, Listener};
 use metaq_net::refusals::{Reason, Refusals};
 use metaq_net::tls::{self, ClientAuth};
 use metaq_types::SlaveId;
-use metaq_types::limits::{CONNECTION_PARKED_MAX, CONNECTIONS_MAX};
+use metaq_types::limits::{CONNECTION_PARKED_MAX, CONNECTIONS_MAX, CONNECTIONS_REFUSED_MAX};
 use std::io;
 use std::net::SocketAddr;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tracing::{info, warn};
@@ -92,23 +94,39 @@ impl Door {
 }
 
 async fn accept_tls(listener: TcpListener, identity: Arc<Identity>, auth: ClientAuth, door: Door) {
+    let refused = Arc::new(Semaphore::new(CONNECTIONS_REFUSED_MAX));
     loop {
         let accepted = tokio::select! {
             accepted = listener.accept() => accepted,
             () = door.accepting.cancelled() => return,
         };
         match accepted {
-            Ok((stream, peer)) => {
-                if let Some(admitted) = door.admit(peer) {
+            Ok((stream, peer)) => match door.admit(peer) {
+                Some(admitted) => {
                     door.tasks.spawn(serve_tls(stream, peer, Arc::clone(&identity), auth, door.clone(), admitted));
                 }
-            }
+                // A tunnel passes our close on to its client, which may be one that is stopped by that.
+                None => {
+                    if let Ok(place) = Arc::clone(&refused).try_acquire_owned() {
+                        door.tasks.spawn(send_away(stream, door.clone(), place));
+                    }
+                }
+            },
             Err(error) => {
                 warn!(%error, "cannot accept a TLS connection");
                 tokio::time::sleep(Duration::from_millis(100)).await;
             }
         }
     }
+}
+
+/// Without a handshake, which costs more than there may be to give, there is no word to say.
+async fn send_away(stream: TcpStream, door: Door, place: OwnedSemaphorePermit) {
+    tokio::select! {
+        () = full::hold() => {}
+        () = door.shared.stopping() => {}
+    }
+    drop((stream, place));
 }
 
 async fn serve_tls(
