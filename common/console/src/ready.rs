@@ -1,6 +1,7 @@
 //! Whether a node does its work, and if not, why: facts in, sentences out.
 
 use crate::watched::Watched;
+use metaq_broker::is_foreign;
 use metaq_link::progress::{LinkState, LinkStatus};
 use metaq_link::standing::Standing;
 use metaq_registry::State;
@@ -38,7 +39,9 @@ pub(crate) struct Facts {
     /// Read-only after a disk error, with the error.
     pub(crate) poisoned: Vec<(PartitionId, String)>,
     /// Could not be opened.
-    pub(crate) failed: usize,
+    pub(crate) failed: Vec<String>,
+    /// Directories in a data path that are no partitions.
+    pub(crate) foreign: Vec<String>,
     pub(crate) role: Role,
 }
 
@@ -91,12 +94,15 @@ impl Facts {
             poisoned.extend(sick);
             poisoned.sort();
         }
+        let unserved = store.recovery_report().failed.iter().map(|(name, _)| name.clone());
+        let (foreign, failed) = unserved.partition(|name| is_foreign(name));
         Facts {
             stopping: node.is_stopping(),
             registry: watched.registry_state(),
             disk_low: node.is_disk_low(),
             poisoned,
-            failed: store.recovery_report().failed.len(),
+            failed,
+            foreign,
             role,
         }
     }
@@ -113,9 +119,14 @@ pub(crate) fn judge(facts: &Facts) -> Readiness {
         reasons.push(Statement { code: "disk_low", detail });
     }
     reasons.extend(poisoned(&facts.poisoned));
-    if facts.failed > 0 {
-        let detail = format!("{} partitions could not be opened; the log of the start names them", facts.failed);
+    if !facts.failed.is_empty() {
+        let names = some(facts.failed.iter().cloned(), facts.failed.len());
+        let detail = format!("could not be opened: {names}; the log of the start says why");
         reasons.push(Statement { code: "not_served", detail });
+    }
+    if !facts.foreign.is_empty() {
+        let names = some(facts.foreign.iter().cloned(), facts.foreign.len());
+        notes.push(Statement { code: "passed_over", detail: format!("in a data path, and no partitions: {names}") });
     }
     match &facts.role {
         Role::Master { gate_shut, quorum, short_of_quorum, downgraded, slaves } => {
@@ -240,7 +251,8 @@ mod tests {
             registry: Some(State::Registered),
             disk_low: false,
             poisoned: Vec::new(),
-            failed: 0,
+            failed: Vec::new(),
+            foreign: Vec::new(),
             role: Role::Master {
                 gate_shut: gate_shut.map(str::to_owned),
                 quorum: 1,
@@ -304,7 +316,7 @@ mod tests {
     #[test]
     fn partitions_that_are_read_only_are_named_up_to_a_number() {
         let poisoned = (0..8).map(|n| (format!("t-{n}").parse().unwrap(), "no space".to_owned())).collect();
-        let facts = Facts { poisoned, failed: 2, ..master(None, Standing::Following) };
+        let facts = Facts { poisoned, failed: vec!["t-9".to_owned()], ..master(None, Standing::Following) };
         check(&facts, &["poisoned", "not_served"], &[]);
         let detail = &judge(&facts).reasons[0].detail;
         assert!(detail.contains("t-0, t-1, t-2, t-3, t-4 and 3 more") && detail.contains("no space"), "{detail}");

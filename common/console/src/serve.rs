@@ -12,16 +12,17 @@ use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use metaq_broker::NodeView;
 use metaq_registry::State;
+use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::net::SocketAddr;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::watch;
 use tokio_util::task::AbortOnDropHandle;
 use tracing::{info, warn};
 
-/// One more waits until another has ended.
+/// One more ends the oldest: whoever asks whether the node is ready must not wait behind those that say nothing.
 const CONNECTIONS_MAX: usize = 64;
 
 /// Within it a request's head has to come.
@@ -60,17 +61,19 @@ impl Console {
 
 async fn serve(address: SocketAddr, watched: Watched) {
     let listener = listen(address).await;
-    let room = Arc::new(Semaphore::new(CONNECTIONS_MAX));
+    let mut open = VecDeque::with_capacity(CONNECTIONS_MAX);
     loop {
-        let permit = Arc::clone(&room).acquire_owned().await.expect("the semaphore is never closed");
         match listener.accept().await {
             Ok((stream, _)) => {
+                open.retain(|connection: &AbortOnDropHandle<()>| !connection.is_finished());
+                if open.len() >= CONNECTIONS_MAX {
+                    open.pop_front();
+                }
                 let watched = watched.clone();
-                tokio::spawn(async move {
+                open.push_back(AbortOnDropHandle::new(tokio::spawn(async move {
                     // Who is cut off after that long, or breaks the protocol, learns nothing more; nor do we.
                     let _ = tokio::time::timeout(CONNECTION_MAX, converse(stream, watched)).await;
-                    drop(permit);
-                });
+                })));
             }
             Err(error) => {
                 warn!(%error, "the console cannot accept a connection");

@@ -10,6 +10,7 @@ use serde_json::Value;
 use std::collections::{BTreeMap, HashSet};
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
+use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
@@ -434,4 +435,51 @@ fn start_limited_slave(site: &Site, master: &Broker, properties: &str) -> Result
     std::fs::write(&path, properties)?;
     let path = path.display().to_string();
     site.start_slave(&["--slave-id", "0", "--master", &master.address, "--slave-config", &path])
+}
+
+/// F56: what is none of ours in a data path is named and passed over; what is called as a partition is missed.
+#[test]
+fn f56_foreign_directories_are_named_and_do_not_make_a_node_unready() -> Result<()> {
+    let mut site = Site::new()?;
+    let console = Console::on(&mut site)?;
+    let broker = site.start_master(&[])?;
+    Raw::connect(&broker.address)?.put("test", 0, b"x")?.stored()?;
+    assert!(broker.stop()?.success());
+    let names = ["foo-bar", "test-0.bak", "test-", "-", "test--1x"];
+    for name in names.iter().chain(&["lost+found", "nodash"]) {
+        std::fs::create_dir(site.data().join(name))?;
+    }
+    std::fs::create_dir(site.data().join(std::ffi::OsStr::from_bytes(b"t\xff-0")))?;
+    std::fs::write(site.data().join("file-0"), "x")?;
+    let broker = site.start_master(&[])?;
+    console.wait_ready()?;
+    let (_, body) = console.ask("GET /readyz")?;
+    assert!(body.contains("passed_over") && body.contains("/foo-bar"), "{body}");
+    let log = broker.log_text();
+    for name in names {
+        let path = format!("{} ", site.data().join(name).display());
+        assert_eq!(log.lines().filter(|line| line.contains(&path)).count(), 1, "{name}: {log}");
+    }
+    assert!(log.contains("failed=0 passed_over=6"), "{log}");
+    assert_eq!(Raw::connect(&broker.address)?.read_all("test", 0, 0)?.len(), 1);
+    assert!(broker.stop()?.success());
+    std::fs::create_dir(site.data().join("test-1"))?;
+    std::fs::write(site.data().join("test-1/what.meta"), "x")?;
+    let _broker = site.start_master(&[])?;
+    console.wait_reason("not_served")
+}
+
+/// Those who connect to the console and say nothing keep nobody from asking whether the node is ready.
+#[test]
+fn idle_connections_do_not_keep_the_console_from_answering() -> Result<()> {
+    let mut site = Site::new()?;
+    let console = Console::on(&mut site)?;
+    let _broker = site.start_master(&[])?;
+    console.wait_ready()?;
+    let idle = (0..300).map(|_| TcpStream::connect(("127.0.0.1", console.port)));
+    let _idle = idle.collect::<std::io::Result<Vec<_>>>()?;
+    let asked = Instant::now();
+    assert_eq!(console.ask("GET /readyz")?.0, 200);
+    assert!(asked.elapsed() < Duration::from_secs(5), "{:?}", asked.elapsed());
+    Ok(())
 }
