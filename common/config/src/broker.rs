@@ -55,6 +55,11 @@ impl BrokerConfig {
     pub fn parse(path: &Path, bytes: impl Into<Vec<u8>>) -> Result<BrokerConfig, ConfigErrors> {
         let text = bytes.into();
         let mut findings = Findings::new(path);
+        // What else is wrong with it follows from this.
+        if let Some((line, message)) = no_text(&text) {
+            findings.error(line, message);
+            return Err(findings.into_result().expect_err("an error was just added"));
+        }
         let ini = Ini::parse(&text, &mut findings);
         check_sections(&ini, &mut findings);
         let system = parse_section(&ini, "system", SYSTEM_MISSING, &mut findings, System::parse);
@@ -115,6 +120,17 @@ fn topics_under(config: &BrokerConfig, system: &System) -> BTreeMap<TopicName, T
     let mut ignored = Findings::new(&config.path);
     let ini = Ini::parse(&config.text, &mut ignored);
     parse_topics(&ini, system, &mut ignored)
+}
+
+/// Why these bytes are no text of ours: saved in another form, or left half empty by a crash, which might be read as a
+/// file with fewer topics.
+fn no_text(bytes: &[u8]) -> Option<(Option<u32>, &'static str)> {
+    if bytes.starts_with(b"\xff\xfe") || bytes.starts_with(b"\xfe\xff") {
+        return Some((None, "the file is UTF-16; save it as UTF-8"));
+    }
+    let zero = bytes.iter().position(|byte| *byte == 0)?;
+    let line = bytes[..zero].iter().filter(|byte| **byte == b'\n').count() as u32 + 1;
+    Some((Some(line), "zero bytes begin here, as after a crash of the machine; restore the file from a copy"))
 }
 
 /// Reads a file of bounded size, so that a mistaken path (a log, a device) is an error and not an ocean.

@@ -91,7 +91,7 @@ impl FlushTxLog {
 impl System {
     pub(crate) fn parse(values: &mut Values<'_>) -> System {
         let data_path = data_path(values);
-        let data_log_path = values.text(&keys::DATA_LOG_PATH).map_or_else(|| data_path.clone(), PathBuf::from);
+        let data_log_path = values.path_or(&keys::DATA_LOG_PATH, data_path.clone());
         check_without_effect(values);
         let security = Security::parse(values);
         System {
@@ -219,7 +219,7 @@ fn default<T: std::str::FromStr<Err = String>>(key: &Key) -> T {
 
 fn data_path(values: &mut Values<'_>) -> PathBuf {
     if let Some(entry) = values.entry(&keys::DATA_PATH) {
-        return PathBuf::from(&entry.value);
+        return values.path_of(&keys::DATA_PATH, &entry.value);
     }
     match std::env::home_dir() {
         Some(home) => home.join("meta"),

@@ -86,7 +86,7 @@ fn parse_topic(name: TopicName, section: &Section, system: &System, findings: &m
         unflush_threshold: threshold(values.integer_or(&keys::UNFLUSH_THRESHOLD, inherited.unflush_threshold.into())),
         unflush_interval: values.millis_or(&keys::UNFLUSH_INTERVAL, inherited.unflush_interval),
         ack: AckRules::parse_or(&mut values, inherited.ack),
-        data_path: values.entry(&keys::DATA_PATH).map_or(inherited.data_path, |entry| PathBuf::from(&entry.value)),
+        data_path: values.path_or(&keys::DATA_PATH, inherited.data_path),
         delete_policy: values.parsed_or(&keys::DELETE_POLICY, inherited.delete_policy, str::parse),
         retention_bytes: values.unsigned_or(&keys::RETENTION_BYTES, inherited.retention_bytes),
         delete_when: values.parsed_or(&keys::DELETE_WHEN, inherited.delete_when, str::parse),

@@ -3,6 +3,7 @@ use crate::ini::Entry;
 use crate::keys::{Key, Kind, Presence};
 use crate::number::evaluate;
 use std::collections::HashMap;
+use std::path::PathBuf;
 use std::time::Duration;
 
 /// The entries of one section, by key. A getter that meets a fault reports it with its line and returns a value that
@@ -118,6 +119,29 @@ impl<'a> Values<'a> {
             Some(entry) => self.bool_in(key, &entry.value.to_ascii_lowercase()),
             None => inherited,
         }
+    }
+
+    /// The written path, else `inherited`.
+    pub(crate) fn path_or(&mut self, key: &Key, inherited: PathBuf) -> PathBuf {
+        match self.entry(key) {
+            Some(entry) => self.path_of(key, &entry.value),
+            None => inherited,
+        }
+    }
+
+    /// A path that was written. What a shell would have read otherwise is a slip of whoever wrote it.
+    pub(crate) fn path_of(&mut self, key: &Key, text: &str) -> PathBuf {
+        if text.starts_with(['~', '"', '\'']) || text.starts_with('$') {
+            self.fault(
+                key,
+                format!(
+                    "{}: '{text}' would be below a directory of that name: no shell reads it; write the path in full, \
+                     from / on, without quotes",
+                    key.name
+                ),
+            );
+        }
+        PathBuf::from(text)
     }
 
     /// What `parse` makes of the text of `key`; its error reads on after the value: "'x' is not …".

@@ -54,11 +54,14 @@ fn check_connect(text: &str) -> Result<String, String> {
     let text: String = text.split_whitespace().collect();
     split_connect(&text)
         .map(|_| text)
-        .ok_or_else(|| "is not host:port,host:port; write for example localhost:2181".to_owned())
+        .ok_or_else(|| "is not host:port,host:port or host:port/path; write for example localhost:2181".to_owned())
 }
 
 fn split_connect(text: &str) -> Option<Vec<(String, u16)>> {
-    let servers = text.split_once('/').map_or(text, |(servers, _)| servers);
+    let (servers, chroot) = text.split_once('/').unwrap_or((text, ""));
+    if !chroot.is_empty() {
+        parse_root(&format!("/{chroot}")).ok()?;
+    }
     servers.split(',').map(split_server).collect()
 }
 
@@ -108,7 +111,20 @@ mod tests {
             let servers: Vec<_> = servers.iter().map(|(host, port)| (host.as_str(), *port)).collect();
             assert_eq!(servers, expect, "{text}");
         }
-        for bad in [":2181", "a:b", "a:0", "a:70000", "a:1,,b:2", "a:1,", "[::1", "[::1]2181", "::1:2181"] {
+        for bad in [
+            ":2181",
+            "a:b",
+            "a:0",
+            "a:70000",
+            "a:1,,b:2",
+            "a:1,",
+            "[::1",
+            "[::1]2181",
+            "::1:2181",
+            "a:1/b//c",
+            "a:1//",
+            "a:1/..",
+        ] {
             assert!(check_connect(bad).is_err(), "{bad}");
         }
     }

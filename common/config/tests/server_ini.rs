@@ -377,3 +377,21 @@ fn encryption_needs_certificates_and_all_three_files() {
          server.ini:9: tlsKeyFile is of no use without tlsCaFile; write all three or none"
     );
 }
+
+/// Saved by an editor in another form, or with zeros where a crash lost what was written.
+#[test]
+fn a_file_that_is_no_text_is_one_error() {
+    let good = "[system]\nbrokerId=0\n[topic=a]\n";
+    let utf16: Vec<u8> = [0xfeff].into_iter().chain(good.encode_utf16()).flat_map(u16::to_le_bytes).collect();
+    let swapped: Vec<u8> = utf16.chunks(2).flat_map(|pair| [pair[1], pair[0]]).collect();
+    let torn = [good.as_bytes(), &[0; 100]].concat();
+    for (bytes, expect) in [
+        (utf16, "server.ini: the file is UTF-16"),
+        (swapped, "server.ini: the file is UTF-16"),
+        (torn, "server.ini:4: zero bytes begin here"),
+    ] {
+        let errors = BrokerConfig::parse(Path::new("server.ini"), bytes).unwrap_err();
+        assert_eq!(errors.findings().len(), 1, "{errors}");
+        assert!(errors.to_string().starts_with(expect), "{errors}");
+    }
+}
