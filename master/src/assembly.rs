@@ -1,14 +1,17 @@
 //! The steps that a master and a slave take alike, in the order in which they are taken.
 
-use anyhow::{Context, Result};
-use metaq_broker::Node;
+use anyhow::{Context, Result, anyhow, bail};
+use metaq_broker::{Node, is_foreign};
 use metaq_config::{BrokerConfig, Live, address};
 use metaq_registry::{Embedded, Registry, Role, Wanted, WantedTopic};
 use metaq_store::{RulesFor, Store, StoreOptions};
 use metaq_txn::Coordinator;
 use metaq_types::TopicName;
 use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::io::ErrorKind;
 use std::net::SocketAddr;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -29,6 +32,11 @@ pub fn raise_descriptor_limit() {
 /// Opens and recovers the store of a configuration. Blocks for as long as recovery takes.
 pub fn open_store(live: &Live) -> Result<Arc<Store>> {
     let config = live.snapshot();
+    for path in config.topics.values().map(|topic| &topic.data_path).chain([&config.system.data_path]) {
+        check_directory(path)?;
+    }
+    let path = &config.system.data_path;
+    let is_new = fs::read_dir(path).map_or(true, |mut entries| entries.next().is_none());
     let rules_from = live.clone();
     let mut options = StoreOptions::new(
         config.system.data_path.clone(),
@@ -41,7 +49,27 @@ pub fn open_store(live: &Live) -> Result<Arc<Store>> {
     let store = Store::open(options)
         .with_context(|| format!("cannot open the data directory {}", config.system.data_path.display()))?;
     log_recovery(&store);
+    if is_new {
+        warn!(path = %path.display(), "the data directory is new; if it should hold messages, stop, and look whether its disk is mounted");
+    }
     Ok(Arc::new(store))
+}
+
+/// A data path is a directory, or nothing yet; of the rest the system says no more than that the file exists.
+fn check_directory(path: &Path) -> Result<()> {
+    let Ok(found) = fs::symlink_metadata(path) else { return Ok(()) };
+    let shown = path.display();
+    match fs::metadata(path) {
+        Ok(there) if there.is_dir() => Ok(()),
+        Err(error) if found.is_symlink() => {
+            let to = fs::read_link(path).unwrap_or_default();
+            bail!(
+                "dataPath {shown} is a link to {}: {error}; mount or make that directory, then start again",
+                to.display()
+            )
+        }
+        _ => bail!("dataPath {shown} is no directory; move away what is there, or name another path"),
+    }
 }
 
 /// Finishes what the transaction journal says is decided, and begins to take transactions. Blocks while it reads; to be
@@ -72,7 +100,8 @@ pub fn open_transactions(live: &Live, store: &Arc<Store>) -> Result<Coordinator>
 /// One line with the counts, and one for each partition that is not served.
 fn log_recovery(store: &Store) {
     let report = store.recovery_report();
-    for (name, reason) in &report.failed {
+    let (foreign, failed): (Vec<_>, Vec<_>) = report.failed.iter().partition(|(name, _)| is_foreign(name));
+    for (name, reason) in &failed {
         error!(partition = name, reason, "not served; the others are");
     }
     info!(
@@ -81,7 +110,8 @@ fn log_recovery(store: &Store) {
         served = report.served,
         repaired = report.repaired.len(),
         damaged = report.damaged.len(),
-        failed = report.failed.len(),
+        failed = failed.len(),
+        passed_over = foreign.len(),
         took_ms = report.took.as_millis() as u64,
         "data directory opened"
     );
@@ -94,8 +124,16 @@ pub async fn listen(config: &BrokerConfig) -> Result<(TcpListener, String)> {
     // Names of the ensemble may be resolved on the way, which blocks.
     let advertised = tokio::task::spawn_blocking(move || address::advertised(&asked)).await?;
     let address = SocketAddr::new(address::listen_on(&config.system, &advertised), config.system.server_port);
-    let listener = metaq_net::tcp::listen_beside_udp(address, metaq_net::tcp::BACKLOG).with_context(|| {
-        format!("cannot listen on {address}: is another broker running there? serverPort and bindHost set the address")
+    let listener = metaq_net::tcp::listen_beside_udp(address, metaq_net::tcp::BACKLOG).map_err(|error| {
+        let advice = match error.kind() {
+            ErrorKind::AddrInUse => "is another broker running there? serverPort and bindHost set the address",
+            ErrorKind::AddrNotAvailable => {
+                "no interface of this machine has it; bindHost sets it, 0.0.0.0 is all of them"
+            }
+            ErrorKind::PermissionDenied => "ports below 1024 are for root; serverPort sets it",
+            _ => "serverPort and bindHost set the address",
+        };
+        anyhow!("cannot listen on {address}: {advice}: {error}")
     })?;
     let uri = format!("meta://{}:{}", advertised.host, listener.local_addr()?.port());
     info!(uri, because = advertised.reason, listening = %address, "advertised address");
@@ -166,6 +204,12 @@ impl Signals {
         })
     }
 
+    /// With what [`heed_signals`] has taken note of.
+    #[must_use]
+    pub fn since(self, hangup: Signal) -> Signals {
+        Signals { hangup, ..self }
+    }
+
     /// Returns when the process is asked to end.
     pub async fn stop(&mut self) {
         tokio::select! {
@@ -173,6 +217,31 @@ impl Signals {
             _ = self.interrupt.recv() => {}
         }
     }
+}
+
+/// From now on no signal ends the process but those that are meant to: one for a reload is kept until somebody asks for
+/// it, those that other daemons take for a dump or a new log file are told of, a file beyond `ulimit -f` is an error of
+/// its write. To be called before the store is opened, which may take long.
+pub fn heed_signals() -> Result<Signal> {
+    let others = [
+        (SignalKind::quit(), "SIGQUIT", "a Java broker prints its threads; this one has 'stats', /metrics and gdb"),
+        (SignalKind::user_defined1(), "SIGUSR1", "log lines go to standard error, which 'metaServer.sh start' rotates"),
+        (SignalKind::user_defined2(), "SIGUSR2", "it has no meaning here"),
+        (
+            SignalKind::from_raw(rustix::process::Signal::XFSZ.as_raw()),
+            "SIGXFSZ",
+            "a file may not grow: raise 'ulimit -f' and restart",
+        ),
+    ];
+    for (kind, name, meaning) in others {
+        let mut signals = signal(kind)?;
+        tokio::spawn(async move {
+            while signals.recv().await.is_some() {
+                warn!("{name} changes nothing: {meaning}");
+            }
+        });
+    }
+    Ok(signal(SignalKind::hangup())?)
 }
 
 /// Whether something answers at a registered address, `meta://host:port`.

@@ -4,6 +4,8 @@ use crate::reign::Consent;
 use clap::{Args, ValueEnum};
 use metaq_config::{BrokerConfig, ConfigErrors};
 use metaq_types::limits::ACK_QUORUM_MAX;
+use std::fmt;
+use std::io;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -73,7 +75,12 @@ pub enum LogFormat {
 pub fn start_logging(format: LogFormat) {
     let levels = tracing_subscriber::EnvFilter::try_from_env("METAQ_LOG")
         .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("info"));
-    let lines = tracing_subscriber::fmt().with_env_filter(levels).with_writer(std::io::stderr).with_target(false);
+    // A line that cannot be written is lost: telling so, on the same full disk, would end the process.
+    let lines = tracing_subscriber::fmt()
+        .with_env_filter(levels)
+        .with_writer(std::io::stderr)
+        .with_target(false)
+        .log_internal_errors(false);
     // A second start in one process (tests) keeps the first subscriber.
     let _ = match format {
         LogFormat::Text => lines.with_ansi(false).try_init(),
@@ -85,12 +92,32 @@ pub fn start_logging(format: LogFormat) {
 pub fn report_config(checked: Result<metaq_config::BrokerConfig, metaq_config::ConfigErrors>) -> ExitCode {
     match checked {
         Ok(config) => {
-            println!("{}: ok, {} topics, checksum {}", config.path.display(), config.topics.len(), config.checksum);
+            for warning in &config.warnings {
+                tell(&mut io::stderr(), format_args!("{warning}"));
+            }
+            let (path, topics, checksum) = (config.path.display(), config.topics.len(), config.checksum);
+            tell(&mut io::stdout(), format_args!("{path}: ok, {topics} topics, checksum {checksum}"));
             ExitCode::SUCCESS
         }
         Err(errors) => {
-            eprintln!("{errors}");
+            tell(&mut io::stderr(), format_args!("{errors}"));
             ExitCode::from(EXIT_CONFIG)
         }
     }
+}
+
+/// One line; with nobody to read it, or no room where it goes, the exit code alone has to do.
+pub fn tell(to: &mut impl io::Write, line: fmt::Arguments<'_>) {
+    let _ = writeln!(to, "{line}");
+}
+
+/// An error with its causes, less those that the text before tells already.
+pub fn in_words(error: &anyhow::Error) -> String {
+    let mut words = error.to_string();
+    for cause in error.chain().skip(1).map(ToString::to_string) {
+        if !words.ends_with(&cause) {
+            words = format!("{words}: {cause}");
+        }
+    }
+    words
 }

@@ -79,7 +79,13 @@ pub(crate) fn check_gaps(store: &Store, consent: Consent) -> Result<()> {
 
 /// Takes the fence of the broker id, or says why not. Waits for ZooKeeper for ever: without it another master cannot be
 /// ruled out. May be cancelled.
-pub(crate) async fn take_fence(config: &BrokerConfig, store: &Store, uri: &str, consent: Consent) -> Result<Fence> {
+pub(crate) async fn take_fence(
+    config: &BrokerConfig,
+    store: &Store,
+    gate: &Gate,
+    uri: &str,
+    consent: Consent,
+) -> Result<Fence> {
     let lineage = store.lineage()?;
     let mut said = String::new();
     loop {
@@ -91,6 +97,10 @@ pub(crate) async fn take_fence(config: &BrokerConfig, store: &Store, uri: &str, 
             Err(error @ ClaimError::ZooKeeper { .. }) => {
                 let text = error.to_string();
                 if said != text {
+                    gate.say(&format!(
+                        "the master is starting, and ZooKeeper has not confirmed yet that no other reigns: {text}; the \
+                         broker tries on, try again"
+                    ));
                     warn!("puts are refused until ZooKeeper confirms that no other master reigns: {text}; trying on");
                     said = text;
                 }
@@ -129,6 +139,15 @@ async fn decide(standing: Standing, own: &Lineage, node: &str, uri: &str, consen
 /// For whoever starts an old master again.
 fn replaced(fence: &Fence, own: &Lineage) -> String {
     let since = Duration::from_millis(unix_ms().saturating_sub(fence.since_unix_ms)).as_secs();
+    if own.newest().is_none() {
+        return format!(
+            "this data directory is new, and the messages of this brokerId are elsewhere: node {} began to reign {since} s \
+             ago in epoch {} as {}. If that was this broker, its disk is not mounted, or dataPath is another than before: \
+             correct that and start again. To copy them from a living master, join it with 'metaq-slave --slave-id N'. To \
+             begin anew without them, start with --accept-loss",
+            fence.node, fence.epoch, fence.uri
+        );
+    }
     format!(
         "this data was replaced: {} began to reign {since} s ago in epoch {} (node {}), our newest is {}. Join it as a \
          slave with 'metaq-slave --slave-id N' on this configuration: what it does not have is set aside, nothing is \

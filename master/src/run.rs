@@ -1,5 +1,5 @@
 use crate::assembly::{self, Signals};
-use crate::cli::{CommonArgs, report_config, start_logging};
+use crate::cli::{CommonArgs, in_words, report_config, start_logging};
 use crate::reign::{self, Consent};
 use crate::reload::reload;
 use crate::retention::Retention;
@@ -39,7 +39,7 @@ pub fn run(args: &CommonArgs) -> ExitCode {
     match runtime.block_on(serve(config, args.local, args.consent(), sessions.handle().clone())) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            error!("{error:#}");
+            error!("{}", in_words(&error));
             ExitCode::FAILURE
         }
     }
@@ -58,6 +58,7 @@ fn runtimes() -> std::io::Result<(Runtime, Runtime)> {
 }
 
 async fn serve(config: BrokerConfig, local: bool, consent: Consent, sessions: Handle) -> Result<()> {
+    let hangup = assembly::heed_signals()?;
     assembly::raise_descriptor_limit();
     assembly::log_configuration(&config, "master");
     let live = Live::new(config);
@@ -87,11 +88,11 @@ async fn serve(config: BrokerConfig, local: bool, consent: Consent, sessions: Ha
     })?;
     secure::serve(&node, &config, identity.as_ref())?;
     let console = Console::start(node.view(), config.system.slave_max_delay);
-    let mut signals = Signals::new()?;
+    let mut signals = Signals::new()?.since(hangup);
     let registry = if config.zookeeper.enable {
         info!(uri, "serving reads; messages are accepted once ZooKeeper confirms the reign");
         let claim = async {
-            let fence = reign::take_fence(&config, &store, &uri, consent).await?;
+            let fence = reign::take_fence(&config, &store, node.gate(), &uri, consent).await?;
             succession::settle_again(&config, &store, &transport, consent, (&node, &fence)).await?;
             anyhow::Ok(fence)
         };

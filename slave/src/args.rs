@@ -25,13 +25,24 @@ pub struct Args {
     pub accept_divergence: bool,
 
     /// Copy this master, whatever the registry says; needed where zk.zkEnable is false
-    #[arg(long, value_name = "HOST:PORT", env = "METAQ_MASTER")]
+    #[arg(long, value_name = "HOST:PORT", env = "METAQ_MASTER", value_parser = parse_master)]
     pub master: Option<String>,
 }
 
 fn parse_slave_id(text: &str) -> Result<SlaveId, String> {
     let number = text.parse().map_err(|_| format!("not a number from 0 to {}", i32::MAX))?;
     SlaveId::new(number).map_err(|error| error.to_string())
+}
+
+/// With the scheme that addresses have in ZooKeeper, or without.
+fn parse_master(text: &str) -> Result<String, String> {
+    let address = text.strip_prefix("meta://").unwrap_or(text);
+    let parts = address.rsplit_once(':');
+    let named = parts.filter(|(host, _)| !host.is_empty() && (!host.contains(':') || host.ends_with(']')));
+    match named.and_then(|(_, port)| port.parse::<u16>().ok()) {
+        Some(1..) => Ok(text.to_owned()),
+        _ => Err("not HOST:PORT with a port from 1 to 65535; write for example 10.0.0.1:8123 or [::1]:8123".to_owned()),
+    }
 }
 
 #[cfg(test)]
@@ -45,5 +56,11 @@ mod tests {
         assert!(Args::try_parse_from(["metaq-slave", "--slave-id", "-1"]).is_err());
         let args = Args::try_parse_from(["metaq-slave", "--slave-id", "3"]).unwrap();
         assert_eq!(args.slave_id.map(SlaveId::get), Some(3));
+        for good in ["a:1", "meta://10.0.0.1:8123", "[::1]:8123", "meta://[fe80::1]:65535"] {
+            assert_eq!(Args::try_parse_from(["metaq-slave", "--master", good]).unwrap().master.as_deref(), Some(good));
+        }
+        for bad in ["", "a", ":1", "a:", "a:0", "a:65536", "::1:8123", "http://a:1/x", "a:1 "] {
+            assert!(Args::try_parse_from(["metaq-slave", "--master", bad]).is_err(), "{bad}");
+        }
     }
 }

@@ -12,7 +12,7 @@ mod serve;
 pub use args::Args;
 
 use metaq_config::{BrokerConfig, ConfigErrors, SlaveConfig};
-use metaq_master::cli::{EXIT_CONFIG, report_config, start_logging};
+use metaq_master::cli::{EXIT_CONFIG, in_words, report_config, start_logging, tell};
 use metaq_types::SlaveId;
 use std::process::ExitCode;
 use tracing::error;
@@ -43,7 +43,7 @@ pub fn run(args: &Args) -> ExitCode {
     match runtime.block_on(serve::serve(config, slave_id, slave, args)) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            error!("{error:#}");
+            error!("{}", in_words(&error));
             ExitCode::FAILURE
         }
     }
@@ -59,7 +59,7 @@ fn check_config(config: Result<BrokerConfig, ConfigErrors>, slave: Result<SlaveC
     match slave {
         Ok(_) => verdict,
         Err(errors) => {
-            eprintln!("{errors}");
+            tell(&mut std::io::stderr(), format_args!("{errors}"));
             ExitCode::from(EXIT_CONFIG)
         }
     }

@@ -19,6 +19,7 @@ pub(crate) async fn serve(config: BrokerConfig, slave_id: SlaveId, slave: SlaveC
     if args.master.is_none() && !config.zookeeper.enable {
         bail!("zk.zkEnable is false, so the master cannot be looked up: name it with --master HOST:PORT");
     }
+    let hangup = assembly::heed_signals()?;
     assembly::raise_descriptor_limit();
     let (master_sender, master) = watch::channel(args.master.as_deref().map(as_uri));
     assembly::log_configuration(&config, &format!("slave {slave_id}"));
@@ -29,7 +30,7 @@ pub(crate) async fn serve(config: BrokerConfig, slave_id: SlaveId, slave: SlaveC
         let live = live.clone();
         tokio::task::spawn_blocking(move || assembly::open_store(&live)).await.context("opening the store")??
     };
-    let mut signals = Signals::new()?;
+    let mut signals = Signals::new()?.since(hangup);
     let _embedded = if args.common.local { Some(assembly::start_embedded(&config)?) } else { None };
 
     let (listener, uri) = assembly::listen(&config).await?;

@@ -10,6 +10,8 @@ use tokio::sync::watch;
 /// Open until an instant, in nanoseconds since `begun`; this stands for "for ever".
 const FOR_EVER: u64 = u64::MAX;
 
+const LEAVING: &str = "the broker stops; try again when it is back, or send to another";
+
 /// Whoever took over.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Successor {
@@ -39,6 +41,13 @@ impl Gate {
             leaving: AtomicBool::new(false),
             reason: Mutex::new(reason.to_owned()),
             successor: watch::channel(None).0,
+        }
+    }
+
+    /// Still shut, and now for this reason.
+    pub fn say(&self, reason: &str) {
+        if !self.is_open() && self.successor.borrow().is_none() {
+            reason.clone_into(&mut self.reason.lock());
         }
     }
 
@@ -84,7 +93,7 @@ impl Gate {
     pub(crate) fn admits(&self) -> Result<(), String> {
         match (self.is_open(), self.leaving.load(Ordering::SeqCst)) {
             (false, _) => Err(self.reason()),
-            (true, true) => Err("the broker stops".to_owned()),
+            (true, true) => Err(LEAVING.to_owned()),
             (true, false) => Ok(()),
         }
     }
@@ -104,6 +113,8 @@ mod tests {
         let gate = Gate::shut("starting");
         assert!(!gate.is_open());
         assert_eq!(gate.reason(), "starting");
+        gate.say("waiting");
+        assert_eq!(gate.admits(), Err("waiting".to_owned()));
         gate.open(Some(Instant::now() + Duration::from_secs(3600)));
         assert!(gate.is_open());
         gate.open(Some(Instant::now()));
@@ -113,7 +124,7 @@ mod tests {
         assert_eq!(gate.admits(), Ok(()));
         gate.leave();
         assert!(gate.is_open(), "for what was taken before");
-        assert_eq!(gate.admits(), Err("the broker stops".to_owned()));
+        assert_eq!(gate.admits(), Err(LEAVING.to_owned()));
         gate.replace(Successor { epoch: Epoch(9), node: "b".into(), uri: "meta://b:1".into() });
         assert!(!gate.is_open());
         assert!(gate.reason().contains("meta://b:1"));

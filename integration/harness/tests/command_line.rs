@@ -1,7 +1,10 @@
 //! What people type: checks of the configuration, and what a wrong one says.
 
-use anyhow::Result;
-use metaq_harness::process::{Site, binary_path};
+use anyhow::{Context, Result};
+use metaq_harness::process::{Site, binary_path, wait_until};
+use metaq_harness::raw::Raw;
+use rustix::process::{Pid, Signal, kill_process};
+use std::net::TcpListener;
 use std::process::{Command, Output};
 
 fn run(site: &Site, binary: &str, arguments: &[&str]) -> Result<(Output, String)> {
@@ -65,5 +68,109 @@ fn a_slave_without_a_way_to_its_master_says_so() -> Result<()> {
     let (output, text) = run(&Site::new()?, "metaq-slave", &["--slave-id", "0"])?;
     assert_eq!(output.status.code(), Some(1), "{text}");
     assert!(text.contains("--master"), "{text}");
+    Ok(())
+}
+
+/// A log that cannot be written, be the disk full or its reader gone, is no reason to stop serving.
+#[test]
+fn a_broker_outlives_its_log() -> Result<()> {
+    let site = Site::new()?;
+    for sink in ["exec \"$0\" \"$@\" >/dev/full 2>&1", "exec \"$0\" \"$@\" >&- 2>&-", "exec \"$0\" \"$@\" 2> >(exit)"] {
+        let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
+        let mut site = Site::new()?;
+        site.set("serverPort", &port.to_string()).write_ini()?;
+        let mut command = Command::new("bash");
+        command.args(["-c", sink]).arg(binary_path("metaq-master")?).arg("--config").arg(site.ini_path());
+        let mut broker = command.current_dir(site.path()).spawn()?;
+        let mut raw = wait_until("the broker", || Ok(Raw::connect(&format!("127.0.0.1:{port}")).ok()))?;
+        for _ in 0..3 {
+            kill_process(Pid::from_child(&broker), Signal::HUP)?;
+            wait_until("a put", || Ok(raw.put("test", 0, b"x")?.stored().ok()))?;
+        }
+        kill_process(Pid::from_child(&broker), Signal::TERM)?;
+        assert_eq!(broker.wait()?.code(), Some(0), "{sink}");
+    }
+    let mut checked = site;
+    checked.set("brokerId", "1024").write_ini()?;
+    let mut command = Command::new("bash");
+    command.args(["-c", "exec \"$0\" \"$@\" >/dev/full 2>&1"]).arg(binary_path("metaq-master")?);
+    let status = command.arg("--check-config").arg("--config").arg(checked.ini_path()).status()?;
+    assert_eq!(status.code(), Some(78));
+    Ok(())
+}
+
+/// What is in the place of the data directory is named, once, with what to do.
+#[test]
+fn a_data_path_that_is_no_directory_is_named() -> Result<()> {
+    let site = Site::new()?;
+    std::fs::write(site.data(), "x")?;
+    let (output, text) = run(&site, "metaq-master", &[])?;
+    assert!(output.status.code() == Some(1) && text.contains("is no directory; move away"), "{text}");
+    std::fs::remove_file(site.data())?;
+    std::os::unix::fs::symlink(site.path().join("nowhere"), site.data())?;
+    let (output, text) = run(&site, "metaq-master", &[])?;
+    assert!(output.status.code() == Some(1) && text.contains("nowhere: No such file"), "{text}");
+    Ok(())
+}
+
+/// A file that is valid and all the same hardly what was meant.
+#[test]
+fn a_check_tells_its_warnings_and_paths_that_only_a_shell_reads_are_refused() -> Result<()> {
+    let mut site = Site::new()?;
+    site.topic("test", &[("numPartitions", "1"), ("numPartitions", "3")]);
+    let (output, text) = run(&site, "metaq-master", &["--check-config"])?;
+    assert!(output.status.success() && text.contains("numPartitions is written twice"), "{text}");
+    for path in ["~/data", "\"/data\"", "$HOME/data"] {
+        for key in ["dataPath", "dataLogPath"] {
+            let mut site = Site::new()?;
+            site.set(key, path);
+            let (output, text) = run(&site, "metaq-master", &[])?;
+            assert!(output.status.code() == Some(78) && text.contains(path) && text.contains("in full"), "{text}");
+        }
+    }
+    Ok(())
+}
+
+/// Whoever asks a Java broker for its threads, or another daemon for a new log file, does not end this one; a file that
+/// may not grow is an error of its write; and a reload during the start is not lost.
+#[test]
+fn signals_that_are_not_meant_to_end_a_broker_do_not() -> Result<()> {
+    let mut site = Site::new()?;
+    let mut broker = site.start_master(&[])?;
+    let mut raw = Raw::connect(&broker.address)?;
+    for (signal, name) in [(Signal::QUIT, "SIGQUIT"), (Signal::USR1, "SIGUSR1"), (Signal::USR2, "SIGUSR2")] {
+        broker.signal(signal)?;
+        broker.wait_for_line(&format!("{name} changes nothing"))?;
+        raw.put("test", 0, b"x")?.stored()?;
+    }
+    assert!(broker.stop()?.success());
+    site.launch_by(["bash", "-c", "ulimit -f 64 && exec \"$0\" \"$@\""].map(str::to_owned).to_vec());
+    let mut broker = site.start_master(&[])?;
+    let mut raw = Raw::connect(&broker.address)?;
+    let refused = (0..)
+        .map(|_| raw.put("test", 0, &[0; 8192]))
+        .find(|reply| !reply.as_ref().is_ok_and(|reply| reply.code == 200));
+    let reply = refused.context("a file without end")??;
+    assert!(reply.code >= 500, "{} {}", reply.code, reply.text());
+    broker.wait_for_line("ulimit -f")?;
+    assert_eq!(raw.read_all("test", 0, 0)?.first().map(|record| record.body.clone()), Some(b"x".to_vec()));
+    Ok(())
+}
+
+/// A partition that does not exist is not an empty one.
+#[test]
+fn reading_a_partition_that_does_not_exist_fails() -> Result<()> {
+    let mut site = Site::new()?;
+    site.topic("test", &[("numPartitions", "2")]);
+    let broker = site.start_master(&[])?;
+    Raw::connect(&broker.address)?.put("test", 0, b"x")?.stored()?;
+    for (partition, code) in [("1", 0), ("2", 1), ("2147483647", 1)] {
+        let mut command = Command::new(binary_path("metaq")?);
+        command.args(["--broker", &broker.address, "consume", "--topic", "test", "--partition", partition]);
+        let output = command.output()?;
+        let text = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(code), "{text}");
+        assert!(code == 0 || text.contains("it has the numbers 0 to 1"), "{text}");
+    }
     Ok(())
 }

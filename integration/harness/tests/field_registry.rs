@@ -1,6 +1,6 @@
 //! Brokers and a real ZooKeeper: F38, reload, what a stop leaves.
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use metaq_config::BrokerConfig;
 use metaq_harness::process::{Broker, Site, wait_until};
 use metaq_harness::raw::Raw;
@@ -8,6 +8,7 @@ use metaq_harness::zookeeper::ZooKeeper;
 use metaq_registry::{Cluster, Role, lookup};
 use metaq_types::BrokerId;
 use rustix::process::Signal;
+use std::net::TcpListener;
 
 struct Registered {
     zookeeper: ZooKeeper,
@@ -191,5 +192,44 @@ fn a_broker_serves_reads_before_zookeeper_is_there() -> Result<()> {
     zookeeper.zookeeper.run()?;
     broker.wait_for_line("accepting messages")?;
     raw.put("test", 0, b"y")?.stored()?;
+    Ok(())
+}
+
+/// A producer that is refused while ZooKeeper does not answer is told which ZooKeeper that is.
+#[test]
+fn a_put_before_zookeeper_answers_names_it() -> Result<()> {
+    let mut site = Site::new()?;
+    let nowhere = TcpListener::bind("127.0.0.1:0")?.local_addr()?.to_string();
+    site.set_zookeeper("zk.zkEnable", "true").set_zookeeper("zk.zkConnect", &nowhere);
+    site.write_ini()?;
+    let mut broker = Broker::spawn(&site, "metaq-master", &[])?;
+    let line = broker.wait_for_line("serving reads; messages are accepted")?;
+    let address = line.split('"').nth(1).and_then(|uri| uri.strip_prefix("meta://")).context("no address")?;
+    broker.wait_for_line("puts are refused until ZooKeeper confirms")?;
+    let reply = Raw::connect(address)?.put("test", 0, b"x")?;
+    assert_eq!(reply.code, 503);
+    for part in ["not stored", &nowhere, "try again"] {
+        assert!(reply.text().contains(part), "{part}: {}", reply.text());
+    }
+    Ok(())
+}
+
+/// A master whose disk is not mounted finds an empty directory: it does not begin anew, and says what to look at.
+#[test]
+fn f07_a_master_whose_data_is_not_there_refuses_and_asks_for_its_disk() -> Result<()> {
+    let zookeeper = Registered::start()?;
+    let site = zookeeper.site()?;
+    let broker = zookeeper.start_accepting(&site)?;
+    Raw::connect(&broker.address)?.put("test", 0, b"x")?.stored()?;
+    assert!(broker.stop()?.success());
+    let away = site.path().join("not-mounted");
+    std::fs::rename(site.data(), &away)?;
+    let mut broker = Broker::spawn(&site, "metaq-master", &[])?;
+    broker.wait_for_line("is not mounted")?;
+    assert_eq!(broker.wait_exit()?.code(), Some(1));
+    std::fs::remove_dir_all(site.data())?;
+    std::fs::rename(&away, site.data())?;
+    let broker = zookeeper.start_accepting(&site)?;
+    assert_eq!(Raw::connect(&broker.address)?.read_all("test", 0, 0)?.len(), 1);
     Ok(())
 }
