@@ -7,6 +7,7 @@ use metaq_registry::{Embedded, Registry, Role, Wanted, WantedTopic};
 use metaq_store::{RulesFor, Store, StoreOptions};
 use metaq_txn::Coordinator;
 use metaq_types::TopicName;
+use rustix::fs::{Access, access};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io::ErrorKind;
@@ -60,7 +61,14 @@ fn check_directory(path: &Path) -> Result<()> {
     let Ok(found) = fs::symlink_metadata(path) else { return Ok(()) };
     let shown = path.display();
     match fs::metadata(path) {
-        Ok(there) if there.is_dir() => Ok(()),
+        Ok(there) if there.is_dir() => {
+            let may = Access::READ_OK | Access::WRITE_OK | Access::EXEC_OK;
+            let user = rustix::process::getuid().as_raw();
+            access(path, may).map_err(|error| {
+                let error = std::io::Error::from(error);
+                anyhow!("dataPath {shown} cannot be written by user {user}: {error}; correct its owner, mode or mount")
+            })
+        }
         Err(error) if found.is_symlink() => {
             let to = fs::read_link(path).unwrap_or_default();
             bail!(

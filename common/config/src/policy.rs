@@ -1,4 +1,4 @@
-use chrono::{DateTime, Local, SecondsFormat};
+use chrono::{DateTime, Local, SecondsFormat, Utc};
 use cron::Schedule;
 use std::fmt;
 use std::str::FromStr;
@@ -104,11 +104,15 @@ impl FromStr for DeleteWhen {
     type Err = String;
 
     fn from_str(text: &str) -> Result<DeleteWhen, String> {
-        Schedule::from_str(text).map(|schedule| DeleteWhen { schedule }).map_err(|_| {
+        let schedule = Schedule::from_str(text).map_err(|_| {
             "is not 'seconds minutes hours day-of-month month day-of-week', with ? for one of the days; \
              write for example 0 0 6,18 * * ? (L, W and # are not supported)"
                 .to_owned()
-        })
+        })?;
+        if schedule.after(&DateTime::<Utc>::UNIX_EPOCH).next().is_none() {
+            return Err("never comes, so nothing would ever be deleted; write for example 0 0 6,18 * * ?".to_owned());
+        }
+        Ok(DeleteWhen { schedule })
     }
 }
 
@@ -193,5 +197,16 @@ mod tests {
         let numbers: DeleteWhen = "0 0 1 ? * 1".parse().unwrap();
         let names: DeleteWhen = "0 0 1 ? * SUN".parse().unwrap();
         assert!(numbers.schedule().timeunitspec_eq(names.schedule()));
+    }
+
+    #[test]
+    fn a_day_that_never_comes_is_an_error() {
+        for never in ["0 0 0 31 2 ?", "0 0 6 30 2 ?", "0 0 6 31 4,6,9,11 ?"] {
+            let error = never.parse::<DeleteWhen>().unwrap_err();
+            assert!(error.starts_with("never comes"), "{never}: {error}");
+        }
+        for rare in ["0 0 6 29 2 ?", "0 0 6 31 * ?"] {
+            assert!(rare.parse::<DeleteWhen>().is_ok(), "{rare}");
+        }
     }
 }
