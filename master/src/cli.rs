@@ -14,9 +14,9 @@ pub const EXIT_CONFIG: u8 = 78;
 
 pub const EXIT_CODES: &str = "\
 Signals: SIGTERM and SIGINT stop in order (unregister, let clients leave, sync); SIGHUP reloads the topics of the \
-configuration.
-Exit codes: 0 stopped in order; 1 could not start or go on (the last lines say why and what to do); 78 the \
-configuration has errors, each printed as file:line: message.
+configuration; SIGQUIT, SIGUSR1 and SIGUSR2 change nothing.
+Exit codes: 0 stopped in order; 1 could not start or go on (the last lines say why and what to do); 2 the command line \
+is wrong; 78 the configuration has errors, each printed as file:line: message.
 Every option can be given in the environment as METAQ_ and its name, METAQ_CONFIG for instance; an option wins.";
 
 #[derive(Args, Clone, Debug)]
@@ -73,8 +73,11 @@ pub enum LogFormat {
 
 /// Log lines go to standard error; METAQ_LOG chooses levels, `info` by default (`debug`, `metaq_store=debug,info`).
 pub fn start_logging(format: LogFormat) {
-    let levels = tracing_subscriber::EnvFilter::try_from_env("METAQ_LOG")
-        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("info"));
+    let asked = std::env::var("METAQ_LOG").unwrap_or_default();
+    let (levels, wrong) = match tracing_subscriber::EnvFilter::try_new(if asked.is_empty() { "info" } else { &asked }) {
+        Ok(levels) => (levels, None),
+        Err(error) => (tracing_subscriber::EnvFilter::new("info"), Some(error)),
+    };
     // A line that cannot be written is lost: telling so, on the same full disk, would end the process.
     let lines = tracing_subscriber::fmt()
         .with_env_filter(levels)
@@ -86,6 +89,11 @@ pub fn start_logging(format: LogFormat) {
         LogFormat::Text => lines.with_ansi(false).try_init(),
         LogFormat::Json => lines.json().try_init(),
     };
+    if let Some(error) = wrong {
+        tracing::warn!(
+            "METAQ_LOG={asked} is not understood ({error}) and means info; write for example metaq_store=debug,info"
+        );
+    }
 }
 
 /// Prints the verdict of `--check-config`.

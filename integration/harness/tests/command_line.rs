@@ -1,7 +1,7 @@
 //! What people type: checks of the configuration, and what a wrong one says.
 
 use anyhow::{Context, Result};
-use metaq_harness::process::{Site, binary_path, wait_until};
+use metaq_harness::process::{Broker, Site, binary_path, wait_until};
 use metaq_harness::raw::Raw;
 use rustix::process::{Pid, Signal, kill_process};
 use std::net::TcpListener;
@@ -157,20 +157,58 @@ fn signals_that_are_not_meant_to_end_a_broker_do_not() -> Result<()> {
     Ok(())
 }
 
-/// A partition that does not exist is not an empty one.
+/// A partition that does not exist is not an empty one, where that can be known.
 #[test]
 fn reading_a_partition_that_does_not_exist_fails() -> Result<()> {
     let mut site = Site::new()?;
+    let registry = TcpListener::bind("127.0.0.1:0")?.local_addr()?.to_string();
     site.topic("test", &[("numPartitions", "2")]);
-    let broker = site.start_master(&[])?;
+    site.set_zookeeper("zk.zkEnable", "true").set_zookeeper("zk.zkConnect", &registry);
+    let mut broker = site.start_master(&["--local"])?;
+    broker.wait_for_line("registered in zookeeper")?;
     Raw::connect(&broker.address)?.put("test", 0, b"x")?.stored()?;
-    for (partition, code) in [("1", 0), ("2", 1), ("2147483647", 1)] {
+    let consume = |from: &[&str], partition: &str| -> Result<(Option<i32>, String)> {
         let mut command = Command::new(binary_path("metaq")?);
-        command.args(["--broker", &broker.address, "consume", "--topic", "test", "--partition", partition]);
-        let output = command.output()?;
-        let text = String::from_utf8_lossy(&output.stderr);
-        assert_eq!(output.status.code(), Some(code), "{text}");
+        let output = command.args(from).args(["consume", "--topic", "test", "--partition", partition]).output()?;
+        Ok((output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned()))
+    };
+    for (partition, code) in [("0", 0), ("1", 0), ("2", 1), ("2147483647", 1)] {
+        let (exit, text) = consume(&["--zk", &registry], partition)?;
+        assert_eq!(exit, Some(code), "{text}");
         assert!(code == 0 || text.contains("it has the numbers 0 to 1"), "{text}");
     }
+    let (exit, text) = consume(&["--broker", &broker.address], "2")?;
+    assert!(exit == Some(0) && text.contains("nothing was ever put there"), "{text}");
+    Ok(())
+}
+
+/// A data path on a file system that was mounted again read-only, as after an error of its disk.
+#[test]
+fn a_data_path_that_cannot_be_written_is_named_with_its_user() -> Result<()> {
+    let mut site = Site::new()?;
+    let broker = site.start_master(&[])?;
+    Raw::connect(&broker.address)?.put("test", 0, b"x")?.stored()?;
+    assert!(broker.stop()?.success());
+    let data = site.data().display().to_string();
+    let script = format!("mount --bind {data} {data} && mount -o remount,ro,bind {data} && exec \"$0\" \"$@\"");
+    site.launch_by(["unshare", "--map-root-user", "--mount", "sh", "-c", &script].map(String::from).to_vec());
+    let mut broker = Broker::spawn(&site, "metaq-master", &[])?;
+    let line = broker.wait_for_line("cannot be written by user")?;
+    assert!(line.contains(&data) && line.matches("Read-only file system").count() == 1, "{line}");
+    assert_eq!(broker.wait_exit()?.code(), Some(1));
+    site.launch_by(Vec::new());
+    let broker = site.start_master(&[])?;
+    assert_eq!(Raw::connect(&broker.address)?.read_all("test", 0, 0)?.len(), 1);
+    Ok(())
+}
+
+/// Levels that cannot be read are said to be wrong, where they were taken for the default in silence.
+#[test]
+fn log_levels_that_are_no_levels_are_named() -> Result<()> {
+    let mut site = Site::new()?;
+    site.launch_by(["env", "METAQ_LOG=metaq_store==,7x"].map(str::to_owned).to_vec());
+    site.start_master(&[])?.wait_for_line("METAQ_LOG=metaq_store==,7x is not understood")?;
+    site.launch_by(["env", "METAQ_LOG="].map(str::to_owned).to_vec());
+    site.start_master(&[])?.wait_for_line("data directory opened")?;
     Ok(())
 }
