@@ -62,7 +62,8 @@ fn put_in_transaction(conversation: &Conversation, state: Option<&TopicState>, k
         let refused = |refused: metaq_txn::Refused| (Status::InternalServerError, refused.to_string());
         let opened = coordinator.opened(conversation.session, key).map_err(refused)?;
         if put.partition == -1 {
-            return Err((Status::InternalServerError, any_partition(state)));
+            let text = "Invalid partition for transaction command:-1".to_owned();
+            return Err((Status::InternalServerError, text));
         }
         let (partition, checksum) = accept(node, state, &put).map_err(|refused| (refused.status, refused.detail))?;
         Ok((coordinator, opened, partition, checksum))
@@ -123,7 +124,7 @@ fn accept(node: &Shared, state: Option<&TopicState>, put: &Put) -> Result<(Arc<P
         return Err(refuse(Status::Forbidden, closed(&put.topic)));
     };
     let number = choose(node, &state.name, put.partition, topic)
-        .ok_or_else(|| refuse(Status::InternalServerError, wrong_partition(&put.topic, put.partition, topic)))?;
+        .ok_or_else(|| refuse(Status::InternalServerError, format!("wrong partition {}", put.partition)))?;
     let refuse = |status, detail: String| Refused { status, partition: number as i32, detail };
     let limit = node.message_bytes_max();
     if put.body.len() as u64 > u64::from(limit) {
@@ -211,35 +212,7 @@ fn not_accepted(node: &Shared, topic: &str) -> String {
             "{text}; not stored: that needs a section [topic={topic}], or a pattern with * that fits, in server.ini of \
              this broker; there is [topic={near}], where every character but * stands for itself"
         ),
-        None => format!(
-            "{text}; not stored: that needs a section [topic={topic}], or a pattern with * that fits, in server.ini of this \
-             broker, and a reload"
-        ),
-    }
-}
-
-/// Here, too, the first words are the original's.
-fn wrong_partition(name: &str, partition: i32, topic: &Topic) -> String {
-    format!(
-        "wrong partition {partition}; not stored: topic {name} has {} here; numPartitions in server.ini and a reload give \
-         it more, -1 stands for any",
-        numbers(topic.num_partitions)
-    )
-}
-
-fn any_partition(state: Option<&TopicState>) -> String {
-    let text = "Invalid partition for transaction command:-1; not stored: a message of a transaction needs the number of \
-                its partition";
-    match state.and_then(|state| state.settings.as_deref()) {
-        Some(topic) => format!("{text}, and the topic has {}", numbers(topic.num_partitions)),
-        None => text.to_owned(),
-    }
-}
-
-fn numbers(partitions: u32) -> String {
-    match partitions {
-        1 => "1 partition, number 0".to_owned(),
-        n => format!("{n} partitions, numbers 0 to {}", n.saturating_sub(1)),
+        None => text,
     }
 }
 
