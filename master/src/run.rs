@@ -205,9 +205,6 @@ async fn refuse_a_living_holder(config: &BrokerConfig, holder: &str, uri: &str, 
              brokerId, or stop the other one first"
         );
     }
-    warn!(
-        holder,
-        "the registration of a broker that does not answer stands in our place; waiting for its session to end"
-    );
+    warn!(holder, "the registration of a broker that does not answer stands in our place; waiting for it to go");
     Ok(())
 }

@@ -46,6 +46,8 @@ pub(crate) struct Conflict {
     pub(crate) path: String,
     pub(crate) holder: String,
     pub(crate) ours: String,
+    /// It belongs to no session, so that it does not go by itself.
+    pub(crate) lasts: bool,
 }
 
 /// Operations in the order in which they must be done; empty when everything stands as wanted.
@@ -68,7 +70,7 @@ pub(crate) fn plan(layout: &Layout, stands: &Standings, sessions: &Sessions) -> 
         let ours = standing.owner == if node.kind.is_ephemeral() { sessions.current } else { 0 };
         if node.kind == Kind::Holder && !ours && !left_by_us(node, standing, sessions) {
             let (path, holder, ours) = (node.path.clone(), standing.data.clone(), node.data.clone());
-            return Err(Conflict { path, holder, ours });
+            return Err(Conflict { path, holder, ours, lasts: standing.owner == 0 });
         }
         match (ours, standing.data == node.data) {
             (true, true) => {}

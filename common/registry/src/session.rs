@@ -203,7 +203,7 @@ async fn keep(shared: &Shared, keeper: &mut Keeper, client: &Client) {
 fn in_conflict(shared: &Shared, keeper: &mut Keeper, conflict: State, remind: &mut Reminder) {
     let message = conflict.to_string();
     if remind.due(&message, Instant::now()) {
-        warn!("{message}; trying on until its session ends");
+        warn!("{message}; trying on");
     }
     shared.is(conflict);
     keeper.observed = false;
@@ -251,8 +251,8 @@ impl Keeper {
         let operations = match plan(&layout, &self.stands, &self.sessions) {
             Ok(operations) => operations,
             Err(conflict) => {
-                let (path, holder, ours) = (conflict.path, conflict.holder, conflict.ours);
-                return Ok(Some(State::Conflict { path, holder, ours }));
+                let crate::plan::Conflict { path, holder, ours, lasts } = conflict;
+                return Ok(Some(State::Conflict { path, holder, ours, lasts }));
             }
         };
         if !operations.is_empty() {

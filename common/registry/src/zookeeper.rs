@@ -50,6 +50,8 @@ pub enum State {
         path: String,
         holder: String,
         ours: String,
+        /// Nobody's session ends it.
+        lasts: bool,
     },
     /// [`Registry::close`] was called.
     Closed,
@@ -67,11 +69,24 @@ impl fmt::Display for State {
                 write!(f, "registering for {} s: {reason}", since.elapsed().as_secs())
             }
             State::Registered => write!(f, "registered"),
-            State::Conflict { path, holder, ours } if holder == ours => {
+            State::Conflict { path, holder, ours, lasts: true } => {
+                let holder = holder.escape_debug();
+                write!(
+                    f,
+                    "{path} holds '{holder}' and belongs to no session, so it does not go by itself; we are {ours}: if no \
+                     broker serves there, delete it (zkCli.sh: delete {path})"
+                )
+            }
+            State::Conflict { path, holder, ours, .. } if holder == ours => {
                 write!(f, "another process has our address {ours} and took {path}; stop one of the two")
             }
-            State::Conflict { path, holder, ours } => {
-                write!(f, "{path} is held by {holder}, we are {ours}; two brokers must not have one id")
+            State::Conflict { path, holder, ours, .. } => {
+                let holder = holder.escape_debug();
+                write!(
+                    f,
+                    "{path} is held by {holder}, we are {ours}; two brokers must not have one id; it goes when its session \
+                     ends"
+                )
             }
             State::Closed => write!(f, "unregistered"),
         }

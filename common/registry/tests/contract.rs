@@ -43,6 +43,7 @@ contract!(
     an_outage_changes_nothing_for_those_who_know_each_other,
     a_run_before_ours_is_replaced_at_once,
     another_address_is_a_conflict_until_it_goes,
+    a_node_without_a_session_is_to_be_deleted,
     of_two_with_one_address_the_last_stays,
     vanished_nodes_are_put_back,
     what_stands_in_the_way_is_named_until_it_is_gone,
@@ -196,6 +197,21 @@ async fn another_address_is_a_conflict_until_it_goes(server: Server) {
     drop(other);
     registered(&master).await;
     assert_eq!(data(&observer, "/meta/brokers/ids/0/master").await.as_deref(), Some("meta://127.0.0.1:8323"));
+}
+
+/// Made by hand, or by a tool: no session ends it, so an operator has to.
+async fn a_node_without_a_session_is_to_be_deleted(server: Server) {
+    let path = "/meta/brokers/ids/0/master";
+    let other = server.observer().await;
+    other.mkdir("/meta/brokers/ids/0", &PERSISTENT).await.unwrap();
+    other.create(path, b"he\x1bllo", &PERSISTENT).await.unwrap();
+    let master = Registry::start(&server.settings(), recorded(Role::Master));
+    let conflict = reaches(&master, "in conflict", |state| matches!(state, State::Conflict { .. })).await;
+    let text = conflict.to_string();
+    assert!(text.contains("no session") && text.contains(&format!("delete {path}")), "{text}");
+    assert!(!text.contains('\x1b'), "{text:?}");
+    other.delete(path, None).await.unwrap();
+    registered(&master).await;
 }
 
 async fn of_two_with_one_address_the_last_stays(server: Server) {
