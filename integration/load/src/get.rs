@@ -63,7 +63,7 @@ pub(crate) fn fill(plan: &GetPlan, bytes: u64, body_bytes: usize) -> Result<u64>
         checksum: false,
         until: Until::Messages(bytes.div_ceil((body_bytes + RECORD_HEADER_BYTES) as u64)),
     })?;
-    outcome.errors_by_text.print();
+    crate::out::say(outcome.errors_by_text.to_string().trim_end());
     ensure!(outcome.errors == 0, "{} of the puts that fill the topic {} failed", outcome.errors, plan.topic);
     Ok(outcome.messages)
 }

@@ -54,17 +54,23 @@ pub(crate) struct Limits {
 }
 
 impl Limits {
-    pub(crate) fn print(&self) {
-        println!("round trips of 1 KiB          {:>9.0} /s    {}", self.round_trips, self.round_trip);
-        println!("fdatasync after 1 KiB append  {:>9.0} /s    {}", self.fdatasyncs_append, self.fdatasync_append);
-        println!("the same on {FILES} files at once   {:>9.0} /s", self.fdatasyncs_side_by_side);
-        println!("fdatasync of 1 KiB in place   {:>9.0} /s    {}", self.fdatasyncs_in_place, self.fdatasync_in_place);
-        println!("appends of 1 MiB, each synced {:>9.0} MB/s", self.megabytes_synced);
-        println!("appends of 1 MiB, one sync    {:>9.0} MB/s", self.megabytes_sequential);
-        println!("socket to socket              {:>9.0} MB/s", self.megabytes_loopback);
-        println!("page cache to socket          {:>9.0} MB/s  (sendfile)", self.megabytes_file_to_socket);
-        println!("socket to file                {:>9.0} MB/s  (read, write)", self.megabytes_socket_to_file);
-        println!("socket to file                {:>9.0} MB/s  (splice)", self.megabytes_socket_to_file_spliced);
+    pub(crate) fn page(&self) -> String {
+        [
+            format!("round trips of 1 KiB          {:>9.0} /s    {}\n", self.round_trips, self.round_trip),
+            format!("fdatasync after 1 KiB append  {:>9.0} /s    {}\n", self.fdatasyncs_append, self.fdatasync_append),
+            format!("the same on {FILES} files at once   {:>9.0} /s\n", self.fdatasyncs_side_by_side),
+            format!(
+                "fdatasync of 1 KiB in place   {:>9.0} /s    {}\n",
+                self.fdatasyncs_in_place, self.fdatasync_in_place
+            ),
+            format!("appends of 1 MiB, each synced {:>9.0} MB/s\n", self.megabytes_synced),
+            format!("appends of 1 MiB, one sync    {:>9.0} MB/s\n", self.megabytes_sequential),
+            format!("socket to socket              {:>9.0} MB/s\n", self.megabytes_loopback),
+            format!("page cache to socket          {:>9.0} MB/s  (sendfile)\n", self.megabytes_file_to_socket),
+            format!("socket to file                {:>9.0} MB/s  (read, write)\n", self.megabytes_socket_to_file),
+            format!("socket to file                {:>9.0} MB/s  (splice)\n", self.megabytes_socket_to_file_spliced),
+        ]
+        .concat()
     }
 
     /// The median of each figure on its own.

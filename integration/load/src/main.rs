@@ -3,6 +3,7 @@
 //! with the broker it measures.
 //!
 //! Start reading at `put.rs` (many connections, one thread) or `suite.rs` (the comparison with the original).
+#![deny(clippy::print_stdout, clippy::print_stderr)]
 
 mod args;
 mod columns;
@@ -14,6 +15,7 @@ mod latency;
 mod machine;
 mod measure;
 mod node;
+mod out;
 mod put;
 mod rate;
 mod reader;
@@ -25,16 +27,26 @@ mod window;
 use anyhow::Result;
 use args::{Args, Command};
 use clap::Parser;
-use serde::Serialize;
+use clap::error::ErrorKind;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    match run(&Args::parse()) {
-        Ok(code) => code,
-        Err(error) => {
-            eprintln!("metaq-load: {error:#}");
-            ExitCode::FAILURE
-        }
+    let outcome = match Args::try_parse() {
+        Ok(args) => run(&args),
+        Err(error) => help(&error),
+    };
+    outcome.unwrap_or_else(|error| {
+        out::say(&format!("metaq-load: {error:#}"));
+        ExitCode::FAILURE
+    })
+}
+
+/// The help that was asked for, or what is wrong with the command line.
+fn help(error: &clap::Error) -> Result<ExitCode> {
+    let printed = error.print();
+    match error.kind() {
+        ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => out::taken(printed).map(|()| ExitCode::SUCCESS),
+        _ => Ok(ExitCode::from(error.exit_code() as u8)),
     }
 }
 
@@ -43,7 +55,7 @@ fn run(args: &Args) -> Result<ExitCode> {
     let errors = match &args.command {
         Command::Put(put) => {
             let outcome = put::run(&put.plan()?)?;
-            show(json, &outcome, print_put)?;
+            out::result(json, &outcome, put_page)?;
             outcome.errors
         }
         Command::Get(get) => {
@@ -51,21 +63,21 @@ fn run(args: &Args) -> Result<ExitCode> {
             if let Some(bytes) = get.fill {
                 get::fill(&plan, bytes, get.bytes)?;
             }
-            show(json, &get::run(&plan)?, print_get)?;
+            out::result(json, &get::run(&plan)?, get_page)?;
             0
         }
         Command::Latency(latency) => {
             let outcome = latency::run(&latency.plan()?)?;
-            show(json, &outcome, print_latency)?;
+            out::result(json, &outcome, latency_page)?;
             outcome.errors
         }
         Command::Txn(txn) => {
             let outcome = txn::run(&txn.plan()?)?;
-            show(json, &outcome, print_txn)?;
+            out::result(json, &outcome, txn_page)?;
             u64::from(outcome.bar_met == Some(false))
         }
         Command::Machine(machine) => {
-            show(json, &machine::run(&machine.dir, machine.seconds.0)?, machine::Limits::print)?;
+            out::result(json, &machine::run(&machine.dir, machine.seconds.0)?, machine::Limits::page)?;
             0
         }
         Command::Suite(suite) => return suite::run(suite, json),
@@ -74,43 +86,43 @@ fn run(args: &Args) -> Result<ExitCode> {
     Ok(if errors == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-fn show<T: Serialize>(json: bool, outcome: &T, print: fn(&T)) -> Result<()> {
-    if json {
-        println!("{}", serde_json::to_string_pretty(outcome)?);
-    } else {
-        print(outcome);
-    }
-    Ok(())
+fn put_page(outcome: &put::PutOutcome) -> String {
+    format!(
+        "{:.0} msg/s  {:.1} MB/s\n  put to answer: {}\n{}",
+        outcome.messages_per_second, outcome.megabytes_per_second, outcome.latency, outcome.errors_by_text
+    )
 }
 
-fn print_put(outcome: &put::PutOutcome) {
-    println!("{:.0} msg/s  {:.1} MB/s", outcome.messages_per_second, outcome.megabytes_per_second);
-    println!("  put to answer: {}", outcome.latency);
-    outcome.errors_by_text.print();
-}
-
-fn print_txn(outcome: &txn::TxnOutcome) {
-    println!("{:.0} commits/s of {} messages", outcome.commits_per_second, outcome.messages_a_transaction);
-    println!("  commit to answer: {}", outcome.commit);
+fn txn_page(outcome: &txn::TxnOutcome) -> String {
+    let mut page = format!(
+        "{:.0} commits/s of {} messages\n  commit to answer: {}\n",
+        outcome.commits_per_second, outcome.messages_a_transaction, outcome.commit
+    );
     if let Some(syncs) = outcome.journal_syncs_per_commit {
-        println!("  journal syncs per commit: {syncs:.3}");
+        page += &format!("  journal syncs per commit: {syncs:.3}\n");
     }
     if let Some(met) = outcome.bar_met {
-        println!("  bar: {}", if met { "met" } else { "missed" });
+        page += if met { "  bar: met\n" } else { "  bar: missed\n" };
     }
+    page
 }
 
-fn print_get(outcome: &get::GetOutcome) {
-    println!("{:.0} msg/s  {:.1} MB/s", outcome.messages_per_second, outcome.megabytes_per_second);
-    println!("  {} gets of {} bytes held: {}", outcome.gets, outcome.bytes_held, outcome.latency);
+fn get_page(outcome: &get::GetOutcome) -> String {
+    format!(
+        "{:.0} msg/s  {:.1} MB/s\n  {} gets of {} bytes held: {}\n",
+        outcome.messages_per_second, outcome.megabytes_per_second, outcome.gets, outcome.bytes_held, outcome.latency
+    )
 }
 
-fn print_latency(outcome: &latency::LatencyOutcome) {
-    println!("{} messages at {} /s", outcome.messages, outcome.messages_per_second);
-    println!("  due to consumed:     {}", outcome.due_to_consumed);
-    println!("  sent to consumed:    {}", outcome.sent_to_consumed);
-    println!("  due to acknowledged: {}", outcome.due_to_acknowledged);
-    println!("  acknowledged to consumed: {}", outcome.acknowledged_to_consumed);
-    println!("  gets {}  out of order {}  missing {}", outcome.gets, outcome.out_of_order, outcome.missing);
-    outcome.errors_by_text.print();
+fn latency_page(outcome: &latency::LatencyOutcome) -> String {
+    [
+        format!("{} messages at {} /s\n", outcome.messages, outcome.messages_per_second),
+        format!("  due to consumed:     {}\n", outcome.due_to_consumed),
+        format!("  sent to consumed:    {}\n", outcome.sent_to_consumed),
+        format!("  due to acknowledged: {}\n", outcome.due_to_acknowledged),
+        format!("  acknowledged to consumed: {}\n", outcome.acknowledged_to_consumed),
+        format!("  gets {}  out of order {}  missing {}\n", outcome.gets, outcome.out_of_order, outcome.missing),
+        outcome.errors_by_text.to_string(),
+    ]
+    .concat()
 }

@@ -133,11 +133,12 @@ impl Faults {
     pub(crate) fn total(&self) -> u64 {
         self.0.values().sum()
     }
+}
 
-    pub(crate) fn print(&self) {
-        for (text, times) in &self.0 {
-            println!("  error {times} × {text}");
-        }
+/// A line each.
+impl std::fmt::Display for Faults {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.0.iter().try_for_each(|(text, times)| writeln!(f, "  error {times} × {text}"))
     }
 }
 

@@ -134,7 +134,7 @@ impl Drop for Node {
         if self.ended().is_none()
             && let Err(error) = self.stop()
         {
-            eprintln!("metaq-load: stopping a broker: {error:#}");
+            crate::out::say(&format!("metaq-load: stopping a broker: {error:#}"));
         }
     }
 }

@@ -16,6 +16,7 @@ use crate::columns::aligned;
 use crate::host;
 use crate::machine::{self, Limits};
 use crate::measure::median;
+use crate::out;
 use crate::suite::Bar;
 use anyhow::{Context, Result};
 use serde::Serialize;
@@ -127,9 +128,9 @@ pub(crate) fn run(args: &ReplicaArgs, json: bool) -> Result<ExitCode> {
     let mut figures: Vec<Figure> = Vec::new();
     for round in 1..=args.rounds {
         for part in Part::ALL.into_iter().filter(|part| args.parts.is_empty() || args.parts.contains(part)) {
-            eprintln!("round {round} of {}: {part:?}", args.rounds);
+            out::say(&format!("round {round} of {}: {part:?}", args.rounds));
             for sample in measure(part, &site, &mut limits)? {
-                eprintln!("  {}: {:.1} {}", sample.name, sample.figure, sample.unit);
+                out::say(&format!("  {}: {:.1} {}", sample.name, sample.figure, sample.unit));
                 match figures.iter_mut().find(|figure| figure.name == sample.name) {
                     Some(figure) => figure.rounds.push(sample),
                     None => figures.push(Figure::of(sample)),
@@ -151,11 +152,7 @@ pub(crate) fn run(args: &ReplicaArgs, json: bool) -> Result<ExitCode> {
     if let Some(out) = out {
         serde_json::to_writer_pretty(out, &report)?;
     }
-    if json {
-        println!("{}", serde_json::to_string_pretty(&report)?);
-    } else {
-        print(&report);
-    }
+    out::result(json, &report, page)?;
     let missed = report.figures.iter().any(|figure| figure.met == Some(false));
     Ok(if args.check && missed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
@@ -212,11 +209,13 @@ impl Figure {
     }
 }
 
-fn print(report: &Report) {
-    println!("load average before {} and after {}", report.load_average_before, report.load_average_after);
-    println!("metaq {}, {} processors\n", report.metaq_version, report.host.processors);
-    report.machine.print();
-    println!();
+fn page(report: &Report) -> String {
+    let mut page = format!(
+        "load average before {} and after {}\nmetaq {}, {} processors\n\n",
+        report.load_average_before, report.load_average_after, report.metaq_version, report.host.processors
+    );
+    page += &report.machine.page();
+    page += "\n";
     let head = ["figure", "value", "unit", "limit", "of limit", "bar", ""].map(str::to_owned).to_vec();
     let rows = report.figures.iter().map(|figure| {
         let short = |value: f64| if value < 10.0 { format!("{value:.2}") } else { format!("{value:.0}") };
@@ -234,7 +233,7 @@ fn print(report: &Report) {
             },
         ]
     });
-    print!("{}", aligned(&std::iter::once(head).chain(rows).collect::<Vec<_>>()));
+    page + &aligned(&std::iter::once(head).chain(rows).collect::<Vec<_>>())
 }
 
 #[cfg(test)]

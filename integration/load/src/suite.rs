@@ -11,6 +11,7 @@ use crate::get::{self, GetPlan, Records};
 use crate::host;
 use crate::machine::{self, Limits};
 use crate::measure::median;
+use crate::out;
 use crate::put::{self, PutPlan, Until};
 use anyhow::{Context, Result};
 use brokers::{Broker, MetaqHome};
@@ -95,12 +96,12 @@ pub(crate) fn run(args: &SuiteArgs, json: bool) -> Result<ExitCode> {
     let mut limits = Vec::new();
     let mut measured: Vec<Vec<Vec<Measured>>> = vec![vec![Vec::new(); brokers.len()]; cells.len()];
     for round in 1..=args.rounds {
-        eprintln!("round {round} of {}: machine", args.rounds);
+        out::say(&format!("round {round} of {}: machine", args.rounds));
         settle(args)?;
         limits.push(machine::run(&args.dir, LIMIT_SECONDS)?);
         for (cell, sides) in cells.iter().zip(&mut measured) {
             for (broker, rounds) in brokers.iter().zip(sides) {
-                eprintln!("round {round} of {}: {} on {}", args.rounds, cell.name, broker.name);
+                out::say(&format!("round {round} of {}: {} on {}", args.rounds, cell.name, broker.name));
                 settle(args)?;
                 rounds.push(cell.measure(broker, args).with_context(|| format!("{} on {}", cell.name, broker.name))?);
             }
@@ -131,11 +132,7 @@ pub(crate) fn run(args: &SuiteArgs, json: bool) -> Result<ExitCode> {
         idle,
     };
     serde_json::to_writer_pretty(&out, &report)?;
-    if json {
-        println!("{}", serde_json::to_string_pretty(&report)?);
-    } else {
-        table::print(&report);
-    }
+    out::result(json, &report, table::page)?;
     let missed = report.cells.iter().any(|cell| cell.met == Some(false) || cell.metaq.errors > 0)
         || report.idle.as_ref().is_some_and(|idle| !idle.met);
     Ok(if args.check && missed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
@@ -150,7 +147,7 @@ fn settle(args: &SuiteArgs) -> Result<()> {
 /// Warms every broker up alike and fills the topics that are only read.
 fn prepare(args: &SuiteArgs, brokers: &[&Broker], cells: &[Cell]) -> Result<()> {
     for broker in brokers {
-        eprintln!("warming up {} ({})", broker.name, broker.version);
+        out::say(&format!("warming up {} ({})", broker.name, broker.version));
         for topic in TOPICS.iter().filter(|topic| !topic.read_only) {
             put::run(&PutPlan {
                 broker: broker.address,

@@ -17,7 +17,7 @@ use rcgen::{
 use serde::Serialize;
 use time::{Duration, OffsetDateTime};
 
-use crate::show::{Format, escape, json};
+use crate::show::{self, Format, escape, json};
 
 /// Clocks of nodes may differ by this.
 const BACKDATED: Duration = Duration::hours(1);
@@ -229,22 +229,21 @@ fn show(file: &Path, ca: Option<&Path>, format: Format) -> anyhow::Result<()> {
 }
 
 fn print(shown: &Shown, format: Format) -> anyhow::Result<()> {
-    let mut out = std::io::stdout().lock();
     if format == Format::Json {
-        writeln!(out, "{}", json(shown)?)?;
-        return Ok(());
+        return show::print(&json(shown)?);
     }
-    let mut line = |title: &str, text: &str| writeln!(out, "{title:<12}{}", escape(text.as_bytes()));
-    line("file", &shown.file)?;
-    line("subject", &shown.subject)?;
-    line("issuer", &shown.issuer)?;
-    line("names", if shown.names.is_empty() { "-".to_owned() } else { shown.names.join(", ") }.as_str())?;
-    line("valid", &format!("{} to {}, {} days left", shown.not_before, shown.not_after, shown.days_left))?;
-    line("cluster id", shown.cluster_id.as_deref().unwrap_or("-"))?;
+    let mut lines = Vec::new();
+    let mut line = |title: &str, text: &str| lines.push(format!("{title:<12}{}", escape(text.as_bytes())));
+    line("file", &shown.file);
+    line("subject", &shown.subject);
+    line("issuer", &shown.issuer);
+    line("names", if shown.names.is_empty() { "-".to_owned() } else { shown.names.join(", ") }.as_str());
+    line("valid", &format!("{} to {}, {} days left", shown.not_before, shown.not_after, shown.days_left));
+    line("cluster id", shown.cluster_id.as_deref().unwrap_or("-"));
     if let Some(fault) = &shown.fault {
-        line("fault", &format!("the authority does not vouch for it: {fault}"))?;
+        line("fault", &format!("the authority does not vouch for it: {fault}"));
     }
-    Ok(())
+    show::print(&lines.join("\n"))
 }
 
 fn date(unix: i64) -> String {

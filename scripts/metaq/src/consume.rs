@@ -74,6 +74,8 @@ struct Reader {
     group: String,
     broker: BrokerId,
     number: i32,
+    /// How many partitions the topic has where it has most; a broker alone tells only of those that hold something.
+    partitions: Option<u32>,
     from: From,
     /// Known once resolved.
     at: Option<Offset>,
@@ -117,6 +119,8 @@ pub(crate) async fn run(source: &Source, args: ConsumeArgs, format: Format) -> a
     if places.is_empty() {
         bail!("no broker announces the topic '{}'; 'metaq topic list' shows what there is", args.topic);
     }
+    let most = places.iter().map(|place| place.partitions).max();
+    let partitions = if matches!(source, Source::Broker(_)) { None } else { most };
     let mut readers = Vec::new();
     for place in places {
         let numbers = match args.partition {
@@ -129,6 +133,7 @@ pub(crate) async fn run(source: &Source, args: ConsumeArgs, format: Format) -> a
             group: args.group.clone(),
             broker: place.broker,
             number: number as i32,
+            partitions,
             from: args.newest.unwrap_or(args.from),
             at: None,
             follow: args.follow,
@@ -139,7 +144,7 @@ pub(crate) async fn run(source: &Source, args: ConsumeArgs, format: Format) -> a
     let (sender, receiver) = mpsc::channel(BLOCKS_MAX);
     let printer = tokio::task::spawn_blocking(move || write_out(receiver));
     let read = read_all(readers, args.follow, sender).await;
-    printer.await.context("the printer ended badly")??;
+    show::taken(printer.await.context("the printer ended badly")?)?;
     read
 }
 
@@ -241,6 +246,24 @@ impl Reader {
         Err(last.context("the broker has no address")?)
     }
 
+    /// There is no such partition: nothing was put into it yet, or nothing ever will.
+    fn nothing(&self) -> anyhow::Result<Pause> {
+        match self.partitions {
+            Some(partitions) if self.number.unsigned_abs() >= partitions => bail!(
+                "topic '{}' has no partition {}; it has the numbers 0 to {}",
+                self.topic,
+                self.number,
+                partitions.saturating_sub(1)
+            ),
+            Some(_) => {}
+            None => {
+                let note = format!("metaq: {}: nothing was ever put there, if there is such a partition", self.name());
+                let _ = writeln!(io::stderr(), "{note}");
+            }
+        }
+        Ok(Pause::Done)
+    }
+
     /// Reads over one connection. An error is final; what another connection may mend is [`Pause::Lost`].
     async fn read(&mut self, mut link: Link, out: &mpsc::Sender<Vec<u8>>) -> anyhow::Result<Pause> {
         let client = link.client.clone();
@@ -252,7 +275,7 @@ impl Reader {
                 None => match self.partition(&client).resolve(self.from).await {
                     Ok(Some(at)) => *self.at.insert(at),
                     Ok(None) if self.follow => Offset::ZERO,
-                    Ok(None) => return Ok(Pause::Done),
+                    Ok(None) => return self.nothing(),
                     Err(error) => return Ok(Pause::Lost(error)),
                 },
             };
@@ -270,7 +293,8 @@ impl Reader {
                     }
                     continue;
                 }
-                Ok(GetAnswer::NotYet { .. } | GetAnswer::NoPartition) => return Ok(Pause::Done),
+                Ok(GetAnswer::NotYet { .. }) => return Ok(Pause::Done),
+                Ok(GetAnswer::NoPartition) => return self.nothing(),
                 Err(error @ (ClientError::Answer { .. } | ClientError::Protocol(_))) => return Err(error.into()),
                 Err(error) => return Ok(Pause::Lost(error.into())),
             };
@@ -327,22 +351,22 @@ impl Reader {
     fn move_to(&mut self, at: Offset, to: Offset) {
         let name = self.name();
         match at.get().checked_sub(to.get()) {
-            Some(gone) if gone > 0 => eprintln!(
+            Some(gone) if gone > 0 => show::say(&format!(
                 "metaq: {name}: its log ends at {to}, and this reader stood at {at}: the {gone} bytes between are gone, as \
                  after a promotion that lost them; going on at {to}"
-            ),
-            _ => eprintln!("metaq: {name}: nothing at {at}, going on at {to}"),
+            )),
+            _ => show::say(&format!("metaq: {name}: nothing at {at}, going on at {to}")),
         }
         self.at = Some(to);
     }
 
     /// The broker's log goes on beyond our place, and is another than the one that was read up to there.
     fn move_over(&mut self, at: Offset, next: Offset) {
-        eprintln!(
+        show::say(&format!(
             "metaq: {}: this reader stood at {at}, where now no message begins: the last that it read are gone, as after \
              a promotion that lost them, and others that came since may be missed; going on at {next}",
             self.name()
-        );
+        ));
         self.at = Some(next);
     }
 
@@ -411,6 +435,7 @@ mod tests {
             group: "g".into(),
             broker: BrokerId::new(1).unwrap(),
             number: 2,
+            partitions: Some(3),
             from: From::Start,
             at: None,
             follow: false,

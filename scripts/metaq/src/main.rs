@@ -1,7 +1,9 @@
 //! `metaq`, the operator's tool: puts and reads messages, lists topics, shows how far replicas are.
 //!
 //! Everything it knows it learns over the protocol and the registry; it never opens a data directory of a running
-//! broker. Results go to standard output (a table, or JSON for programs), words about the run to standard error.
+//! broker. Results go to standard output (a table, or JSON for programs), words about the run to standard error; both
+//! by way of `show`, as `println!` and `eprintln!` panic when nobody reads.
+#![deny(clippy::print_stdout, clippy::print_stderr)]
 
 mod cert;
 mod cluster;
@@ -86,9 +88,11 @@ fn main() -> ExitCode {
     let args = match Args::try_parse() {
         Ok(args) => args,
         Err(error) => {
-            let _ = error.print();
+            let printed = error.print();
             return match error.kind() {
-                ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => ExitCode::SUCCESS,
+                ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => {
+                    ended(show::taken(printed).map(|()| ExitCode::SUCCESS))
+                }
                 _ => ExitCode::from(EXIT_USAGE),
             };
         }
@@ -96,21 +100,21 @@ fn main() -> ExitCode {
     let runtime = match tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build() {
         Ok(runtime) => runtime,
         Err(error) => {
-            eprintln!("metaq: cannot start: {error}");
+            show::say(&format!("metaq: cannot start: {error}"));
             return ExitCode::FAILURE;
         }
     };
     let outcome = runtime.block_on(run(args));
     // A reader of standard input that still waits must not hold the process.
     runtime.shutdown_background();
-    match outcome {
-        Ok(code) => code,
-        Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("metaq: {error:#}");
-            ExitCode::FAILURE
-        }
-    }
+    ended(outcome)
+}
+
+fn ended(outcome: anyhow::Result<ExitCode>) -> ExitCode {
+    outcome.unwrap_or_else(|error| {
+        show::say(&format!("metaq: {error:#}"));
+        ExitCode::FAILURE
+    })
 }
 
 async fn run(args: Args) -> anyhow::Result<ExitCode> {
@@ -130,14 +134,6 @@ async fn run(args: Args) -> anyhow::Result<ExitCode> {
         Command::Cert(_) | Command::Promote(_) => unreachable!("handled above"),
     }?;
     Ok(ExitCode::SUCCESS)
-}
-
-/// `metaq consume … | head` ends well.
-fn is_broken_pipe(error: &anyhow::Error) -> bool {
-    error
-        .chain()
-        .filter_map(|cause| cause.downcast_ref::<std::io::Error>())
-        .any(|error| error.kind() == std::io::ErrorKind::BrokenPipe)
 }
 
 #[cfg(test)]

@@ -7,7 +7,6 @@ mod page;
 mod quorum;
 mod report;
 
-use std::io::Write as _;
 use std::process::ExitCode;
 
 use clap::Args;
@@ -45,10 +44,9 @@ struct Consent {
 pub(crate) async fn run(place: &Place, args: &PromoteArgs, format: Format) -> anyhow::Result<ExitCode> {
     let facts = gather::gather(place).await?;
     let report = report::judge(&facts, Consent { loss: args.accept_loss, gap: args.accept_gap });
-    let mut out = std::io::stdout().lock();
-    match format {
-        Format::Json => writeln!(out, "{}", show::json(&report)?)?,
-        Format::Table => page::print(&mut out, &report)?,
-    }
+    show::print(&match format {
+        Format::Json => show::json(&report)?,
+        Format::Table => page::text(&report),
+    })?;
     Ok(ExitCode::from(report.exit_code))
 }

@@ -131,7 +131,7 @@ pub(crate) async fn run(source: &Source, args: PutArgs, format: Format) -> anyho
     }
     tally.seconds = started.elapsed().as_secs_f64();
     ledger.close()?;
-    print(&tally, format)?;
+    let printed = print(&tally, format);
     fed?;
     if tally.stored < tally.lines {
         bail!(
@@ -141,7 +141,7 @@ pub(crate) async fn run(source: &Source, args: PutArgs, format: Format) -> anyho
             if args.ledger.is_some() { "; the ledger names them" } else { "; --ledger FILE would name them" }
         );
     }
-    Ok(())
+    printed.with_context(|| format!("all {} lines are stored", tally.lines))
 }
 
 /// Where messages go: a broker and a partition each. Waits for a master while there is none.
@@ -244,19 +244,20 @@ impl Tally {
 
 fn print(tally: &Tally, format: Format) -> anyhow::Result<()> {
     match format {
-        Format::Json => println!("{}", show::json(tally)?),
+        Format::Json => show::print(&show::json(tally)?),
         Format::Table => {
             let Tally { stored, refused, unknown, sent_again, bytes, seconds, longest_wait_ms, .. } = tally;
-            println!(
+            let mut text = format!(
                 "{stored} stored ({bytes} bytes), {refused} refused, {unknown} unknown, in {seconds:.1} s; longest wait \
                  {longest_wait_ms} ms"
             );
             if *sent_again > 0 {
-                println!("{sent_again} were sent again after their answer was lost and may be stored twice");
+                let again = "were sent again after their answer was lost and may be stored twice";
+                text = format!("{text}\n{sent_again} {again}");
             }
+            show::print(&text)
         }
     }
-    Ok(())
 }
 
 #[cfg(test)]

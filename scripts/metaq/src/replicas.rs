@@ -60,8 +60,7 @@ pub(crate) async fn status(source: &Source, args: &StatusArgs, format: Format) -
         all.push(ask(*id, broker).await);
     }
     if all.iter().all(|told| slave_ids(told).is_empty()) && format == Format::Table {
-        println!("no slave is known: neither registered nor to any master");
-        return Ok(());
+        return show::print("no slave is known: neither registered nor to any master");
     }
     match args.partitions {
         true => print_partitions(&all, format),
@@ -105,10 +104,10 @@ fn print_candidates(all: &[Told], format: Format) -> anyhow::Result<()> {
         ]
     })?;
     if format == Format::Table {
-        print_quorums(all);
+        print_quorums(all)?;
         for told in all {
             if let Err(reason) = &told.replicas {
-                eprintln!("broker {}: {reason}; this is what its slaves say", told.broker);
+                show::say(&format!("broker {}: {reason}; this is what its slaves say", told.broker));
             }
         }
     }
@@ -121,16 +120,17 @@ fn part_text(part: &Part) -> String {
 }
 
 /// How the quorum does, for each broker that has one.
-fn print_quorums(all: &[Told]) {
+fn print_quorums(all: &[Told]) -> anyhow::Result<()> {
     for Told { broker, quorum, .. } in all.iter().filter(|told| !told.quorum.logs.is_empty()) {
         let short = quorum.logs.iter().filter(|log| log.members < log.rules.quorum).count();
         let (all, ReadReport { refused, unconfirmed, downgraded, .. }) = (quorum.logs.len(), quorum);
-        println!(
+        show::print(&format!(
             "broker {broker}: ackQuorum has its members in {} of {all} partitions; puts refused {refused}, unconfirmed \
              {unconfirmed}, downgraded {downgraded} since the master started",
             all - short
-        );
+        ))?;
     }
+    Ok(())
 }
 
 fn candidates_of(told: &Told, now_unix_ms: u64) -> Vec<Candidate> {

@@ -1,8 +1,9 @@
 //! What people and programs are shown: tables, JSON, and texts that cannot act on a terminal.
 
 use std::fmt::Write as _;
-use std::io::{self, Write as _};
+use std::io::{self, ErrorKind, Write as _};
 
+use anyhow::Context as _;
 use clap::ValueEnum;
 use comfy_table::{CellAlignment, Table, presets};
 use serde::Serialize;
@@ -24,10 +25,9 @@ pub(crate) fn rows<R: Serialize>(
     columns: &[Column],
     rows: &[R],
     cells: impl Fn(&R) -> Vec<String>,
-) -> io::Result<()> {
-    let mut out = io::stdout().lock();
+) -> anyhow::Result<()> {
     match format {
-        Format::Json => writeln!(out, "{}", json(rows)?),
+        Format::Json => print(&json(rows)?),
         Format::Table => {
             let mut table = Table::new();
             table.load_style(presets::NOTHING).set_header(columns.iter().map(|column| column.0));
@@ -40,9 +40,30 @@ pub(crate) fn rows<R: Serialize>(
                 }
             }
             // Trailing blanks would be copied along from a terminal.
-            table.lines().try_for_each(|line| writeln!(out, "{}", line.trim_end()))
+            let lines: Vec<String> = table.lines().map(|line| line.trim_end().to_owned()).collect();
+            print(&lines.join("\n"))
         }
     }
+}
+
+/// Prints a command's result, one line or more without the last line feed.
+pub(crate) fn print(text: &str) -> anyhow::Result<()> {
+    let mut out = io::stdout().lock();
+    taken(writeln!(out, "{text}").and_then(|()| out.flush()))
+}
+
+/// What became of a result on standard output. A reader that has gone, as `head` does, had what it wanted: the command
+/// ends with the exit code that its work deserves.
+pub(crate) fn taken(written: io::Result<()>) -> anyhow::Result<()> {
+    match written {
+        Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(()),
+        written => written.context("standard output cannot be written"),
+    }
+}
+
+/// Says a word about the run. Nobody may be there to take it, which is no reason to end.
+pub(crate) fn say(text: &str) {
+    let _ = writeln!(io::stderr(), "{text}");
 }
 
 /// JSON in one line. `DEL` and the C1 controls, which JSON lets stand, are escaped as well: some terminals act on them.

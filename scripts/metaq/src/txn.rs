@@ -55,8 +55,7 @@ pub(crate) async fn run(source: &Source, command: TxnCommand, format: Format) ->
 async fn list(source: &Source, format: Format) -> anyhow::Result<()> {
     let rows: Vec<Row> = look(source).await?.into_iter().map(|(row, _)| row).collect();
     if rows.is_empty() && format == Format::Table {
-        println!("no transaction is open or prepared");
-        return Ok(());
+        return show::print("no transaction is open or prepared");
     }
     let columns = [
         Column("BROKER", true),
@@ -121,11 +120,10 @@ async fn decide(source: &Source, decision: &Decision, kind: TransactionKind) -> 
         _ => "forget",
     };
     if !decision.yes {
-        println!(
+        return show::print(&format!(
             "would {what} {key} on broker {}: {}, {} messages, {} bytes, {} s old; add --yes to do it",
             row.broker, row.state, row.messages, row.bytes, row.age_seconds
-        );
-        return Ok(());
+        ));
     }
     let client = cluster::connect(&master).await?;
     let session = Text::from("metaq-txn");
@@ -140,8 +138,8 @@ async fn decide(source: &Source, decision: &Decision, kind: TransactionKind) -> 
     if let Err(error) = client.transaction(&command).await {
         bail!("{key}: {error}");
     }
-    println!("done: {what} {key} on broker {}", row.broker);
-    Ok(())
+    let done = format!("done: {what} {key} on broker {}", row.broker);
+    show::print(&done).context(done)
 }
 
 #[cfg(test)]

@@ -63,7 +63,7 @@ pub(super) fn run(site: &Site<'_>) -> Result<Vec<Sample>> {
         let limit = SESSION_TIMEOUT.as_secs_f64() * 1e3;
         samples.push(sample("zookeeper, master just killed, session 4 s", &killed)?.within(1.0, limit));
     } else {
-        eprintln!("  no ZooKeeper here (apt-get install libzookeeper-java default-jre-headless): left out");
+        crate::out::say("  no ZooKeeper here (apt-get install libzookeeper-java default-jre-headless): left out");
     }
     let [port, _] = free_ports()?;
     let embedded = Registry::Embedded(SocketAddr::from(([127, 0, 0, 1], port)));

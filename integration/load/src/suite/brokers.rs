@@ -116,7 +116,7 @@ impl Drop for Process {
         if let Process::Original { .. } = self
             && let Err(error) = self.stop()
         {
-            eprintln!("metaq-load: stopping a broker: {error:#}");
+            crate::out::say(&format!("metaq-load: stopping a broker: {error:#}"));
         }
     }
 }

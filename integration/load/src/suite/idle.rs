@@ -2,6 +2,7 @@
 
 use super::brokers::MetaqHome;
 use crate::host::resident_megabytes;
+use crate::out;
 use crate::put::{self, PutPlan, Until};
 use anyhow::{Result, ensure};
 use serde::Serialize;
@@ -28,7 +29,7 @@ pub(crate) struct IdleReport {
 }
 
 pub(crate) fn run(binary: &Path, dir: &Path, partitions: u32) -> Result<IdleReport> {
-    eprintln!("{partitions} idle partitions on metaq");
+    out::say(&format!("{partitions} idle partitions on metaq"));
     let home = MetaqHome::new(dir, &format!("\n[topic={TOPIC}]\nnumPartitions={partitions}\n"))?;
     let mut broker = home.start(binary)?;
     let empty_megabytes = resident_megabytes(broker.pid);
@@ -43,7 +44,7 @@ pub(crate) fn run(binary: &Path, dir: &Path, partitions: u32) -> Result<IdleRepo
         checksum: false,
         until: Until::Messages(partitions.into()),
     })?;
-    outcome.errors_by_text.print();
+    out::say(outcome.errors_by_text.to_string().trim_end());
     ensure!(outcome.errors == 0, "{} of {partitions} first messages failed", outcome.errors);
     let created_megabytes = resident_megabytes(broker.pid);
     let stopping = Instant::now();
@@ -67,10 +68,10 @@ pub(crate) fn run(binary: &Path, dir: &Path, partitions: u32) -> Result<IdleRepo
 }
 
 impl IdleReport {
-    pub(crate) fn print(&self) {
-        println!(
+    pub(crate) fn page(&self) -> String {
+        format!(
             "{} idle partitions: created in {:.1} s, {:.0} MB before and {:.0} MB with them, stop {:.1} s, \
-             start {:.2} s with {:.0} MB  (bar: < {ADDED_MEGABYTES_MAX:.0} MB more, < {START_SECONDS_MAX:.0} s)  {}",
+             start {:.2} s with {:.0} MB  (bar: < {ADDED_MEGABYTES_MAX:.0} MB more, < {START_SECONDS_MAX:.0} s)  {}\n",
             self.partitions,
             self.creation_seconds,
             self.empty_megabytes,
@@ -79,6 +80,6 @@ impl IdleReport {
             self.start_seconds,
             self.started_megabytes,
             if self.met { "met" } else { "MISSED" },
-        );
+        )
     }
 }

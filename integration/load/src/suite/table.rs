@@ -7,29 +7,31 @@ use crate::columns::aligned;
 /// More than this is no longer the kernel writing back what the brokers wrote.
 const OTHERS_CORES_MAX: f64 = 0.3;
 
-pub(crate) fn print(report: &Report) {
-    println!("load average before {} and after {}", report.load_average_before, report.load_average_after);
-    println!("other programs kept {:.2} of {} processors busy", report.cores_of_others, report.host.processors);
+pub(crate) fn page(report: &Report) -> String {
+    let mut page = format!(
+        "load average before {} and after {}\nother programs kept {:.2} of {} processors busy\n",
+        report.load_average_before, report.load_average_after, report.cores_of_others, report.host.processors
+    );
     if report.cores_of_others > OTHERS_CORES_MAX {
-        println!("NOT ALONE: these figures say little, the bars nothing; run again when the machine is quiet");
+        page += "NOT ALONE: these figures say little, the bars nothing; run again when the machine is quiet\n";
     }
-    println!("metaq {}, original {}\n", report.metaq_version, report.original_version.as_deref().unwrap_or("not run"));
-    report.machine.print();
-    println!();
+    let original = report.original_version.as_deref().unwrap_or("not run");
+    page += &format!("metaq {}, original {original}\n\n{}\n", report.metaq_version, report.machine.page());
     let head = ["cell", "metaq", "unit", "p50 µs", "p99 µs", "cores", "original", "p99 µs", "cores", "ratio", "limit"]
         .into_iter()
         .chain(["of limit", "bar", ""])
         .map(str::to_owned)
         .collect();
     let rows = std::iter::once(head).chain(report.cells.iter().map(row)).collect::<Vec<_>>();
-    print!("{}", aligned(&rows));
-    report.idle.iter().for_each(IdleReport::print);
+    page += &aligned(&rows);
+    page.extend(report.idle.iter().map(IdleReport::page));
     for cell in &report.cells {
         let original_errors = cell.original.as_ref().map_or(0, |original| original.errors);
         if cell.metaq.errors + original_errors > 0 {
-            println!("errors in `{}`: metaq {}, original {original_errors}", cell.name, cell.metaq.errors);
+            page += &format!("errors in `{}`: metaq {}, original {original_errors}\n", cell.name, cell.metaq.errors);
         }
     }
+    page
 }
 
 fn row(cell: &CellReport) -> Vec<String> {

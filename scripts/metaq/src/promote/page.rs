@@ -1,5 +1,4 @@
 use std::fmt::Write as _;
-use std::io::{self, Write};
 
 use super::report::{FenceLine, MasterLine, Messages, PartitionLine, Report, Verdict};
 use crate::show::escape;
@@ -8,11 +7,9 @@ use crate::show::escape;
 const LISTED_MAX: usize = 20;
 
 /// One page; what a terminal could act on is escaped.
-pub(super) fn print(out: &mut impl Write, report: &Report) -> io::Result<()> {
-    for line in page(report).lines() {
-        writeln!(out, "{}", escape(line.as_bytes()).trim_end())?;
-    }
-    Ok(())
+pub(super) fn text(report: &Report) -> String {
+    let lines: Vec<String> = page(report).lines().map(|line| escape(line.as_bytes()).trim_end().to_owned()).collect();
+    lines.join("\n")
 }
 
 fn page(report: &Report) -> String {

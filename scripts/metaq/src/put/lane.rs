@@ -8,6 +8,7 @@ use tokio::time::Instant;
 use super::Line;
 use super::ledger::{Attempt, Ledger};
 use super::masters::Masters;
+use crate::show;
 
 const PAUSE_MIN: Duration = Duration::from_millis(20);
 const PAUSE_MAX: Duration = Duration::from_millis(500);
@@ -93,7 +94,7 @@ impl Lane {
                 }
             };
             if let Some(outcome) = outcome {
-                eprintln!("metaq: line {}: {}", line.number, crate::show::escape(text.as_bytes()));
+                show::say(&format!("metaq: line {}: {}", line.number, show::escape(text.as_bytes())));
                 return Ok(Sent { outcome, lost_answers, waited: started.elapsed() });
             }
             tokio::time::sleep(pause).await;
