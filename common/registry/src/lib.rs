@@ -12,6 +12,7 @@
 mod embedded;
 pub mod fence;
 mod follow;
+mod groups;
 mod lookup;
 pub mod paths;
 mod plan;
@@ -21,6 +22,7 @@ mod zookeeper;
 
 pub use embedded::{Embedded, embedded_address};
 pub use follow::MasterAt;
+pub use groups::{Group, GroupPartition, Stored, lookup_groups};
 pub use lookup::{Cluster, ClusterBroker, ClusterTopic, LookupError, lookup};
 pub use paths::Role;
 pub use wanted::{Wanted, WantedTopic};

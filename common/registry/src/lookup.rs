@@ -50,11 +50,20 @@ pub enum LookupError {
 
 /// Reads the registry with a session of its own. Nodes that come or go meanwhile may be in the answer or not.
 pub async fn lookup(zk: &ZooKeeper) -> Result<Cluster, LookupError> {
+    let client = open(zk).await?;
+    in_time(zk, Box::pin(read(&client, &Paths::new(&zk.root)))).await
+}
+
+/// A session to read with.
+pub(crate) async fn open(zk: &ZooKeeper) -> Result<Client, LookupError> {
     if !zk.enable {
         return Err(LookupError::Disabled);
     }
-    let client = connect(zk).await.map_err(|error| LookupError::Connect { connect: zk.connect.clone(), error })?;
-    match tokio::time::timeout(LOOKUP_MAX, Box::pin(read(&client, &Paths::new(&zk.root)))).await {
+    connect(zk).await.map_err(|error| LookupError::Connect { connect: zk.connect.clone(), error })
+}
+
+pub(crate) async fn in_time<T>(zk: &ZooKeeper, read: impl Future<Output = Result<T, Error>>) -> Result<T, LookupError> {
+    match tokio::time::timeout(LOOKUP_MAX, read).await {
         Ok(read) => read.map_err(|error| LookupError::Read { connect: zk.connect.clone(), error }),
         Err(_) => Err(LookupError::Timeout { connect: zk.connect.clone() }),
     }
@@ -105,7 +114,7 @@ async fn broker(client: &Client, paths: &Paths, id: BrokerId) -> Result<ClusterB
 }
 
 /// The children of each path; none where there is no such node.
-async fn children(client: &Client, paths: Vec<String>) -> Result<Vec<Vec<String>>, Error> {
+pub(crate) async fn children(client: &Client, paths: Vec<String>) -> Result<Vec<Vec<String>>, Error> {
     let mut all = Vec::with_capacity(paths.len());
     for chunk in paths.chunks(PIPELINE) {
         let answers: Vec<_> = chunk.iter().map(|path| client.list_children(path)).collect();
@@ -120,7 +129,7 @@ async fn children(client: &Client, paths: Vec<String>) -> Result<Vec<Vec<String>
 }
 
 /// The data of each path; `None` where there is no such node.
-async fn data(client: &Client, paths: Vec<String>) -> Result<Vec<Option<Vec<u8>>>, Error> {
+pub(crate) async fn data(client: &Client, paths: Vec<String>) -> Result<Vec<Option<Vec<u8>>>, Error> {
     let mut all = Vec::with_capacity(paths.len());
     for chunk in paths.chunks(PIPELINE) {
         let answers: Vec<_> = chunk.iter().map(|path| client.get_data(path)).collect();

@@ -3,7 +3,7 @@
 //! Clients that will not be changed read these nodes with strict parsers (zookeeper, "4. Naming rules"): a child of
 //! `ids` that is no integer, or a third member in a topic's JSON, makes them lose the cluster. So nothing is added.
 
-use metaq_types::{BrokerId, SlaveId, TopicName};
+use metaq_types::{BrokerId, Offset, SlaveId, TopicName};
 
 /// What a node registers as; a master and its slaves share one broker id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -48,6 +48,16 @@ impl Paths {
         let root = root.strip_suffix('/').unwrap_or(root);
         let slash = if root.is_empty() || root.starts_with('/') { "" } else { "/" };
         Paths { root: format!("{slash}{root}") }
+    }
+
+    /// Consumer groups; written by consumers only.
+    pub fn consumers(&self) -> String {
+        format!("{}/consumers", self.root)
+    }
+
+    /// What a group keeps: `ids` its members, `owners` and `offsets` a node a partition below one a topic.
+    pub fn group(&self, group: &str, kind: &str) -> String {
+        format!("{}/consumers/{group}/{kind}", self.root)
     }
 
     /// Everything brokers write lies below this.
@@ -135,6 +145,27 @@ pub fn parse_member(name: &str) -> Option<(BrokerId, Role)> {
 /// The broker id a child of `ids` names.
 pub fn parse_broker(name: &str) -> Option<BrokerId> {
     BrokerId::new(number(name)?).ok()
+}
+
+/// The partition a child of a group's `owners/T` or `offsets/T` names: `0-3` is number 3 of broker 0.
+pub fn parse_partition(name: &str) -> Option<(BrokerId, u32)> {
+    let (id, number_text) = name.split_once('-')?;
+    let partition = number(number_text)?;
+    Some((BrokerId::new(number(id)?).ok()?, i32::try_from(partition).ok()?.unsigned_abs()))
+}
+
+/// The offset in a consumer's `msgId-offset`, or in the bare `offset` of clients before 1.4. Ids are negative in
+/// practice, so the last `-` counts, unless the text begins with it.
+pub fn parse_stored_offset(data: &[u8]) -> Option<Offset> {
+    let text = std::str::from_utf8(data).ok()?;
+    let offset = match text.rsplit_once('-') {
+        Some((id, offset)) if !id.is_empty() => {
+            id.parse::<i64>().ok()?;
+            offset
+        }
+        _ => text,
+    };
+    Offset::from_wire(number(offset)?)
 }
 
 /// The slave a child of `ids/B` names.
@@ -235,6 +266,23 @@ mod tests {
         assert_eq!(parse_partitions(Tree::Publish, b"4"), None);
         assert_eq!(parse_checksum(checksum_value(u32::MAX).as_bytes()), Some(u32::MAX));
         assert_eq!(parse_checksum(b"-1"), None);
+    }
+
+    #[test]
+    fn what_consumers_write_is_read_as_they_read_it() {
+        let places = [("-5468931697623957504-155", 155), ("-1-0", 0), ("17-170", 170), ("170", 170), ("0", 0)];
+        for (text, offset) in places.into_iter().chain([("0-9223372036854775807", i64::MAX as u64)]) {
+            assert_eq!(parse_stored_offset(text.as_bytes()).map(Offset::get), Some(offset), "{text}");
+        }
+        for bad in
+            [&b""[..], b"-", b"-5", b"1-", b"x-5", b"5-x", b"1-+5", b" 5", b"5\n", b"\xff", b"9223372036854775808"]
+        {
+            assert_eq!(parse_stored_offset(bad), None, "{bad:?}");
+        }
+        assert_eq!(parse_partition("0-3"), Some((id(0), 3)));
+        for bad in ["", "0", "0-", "-1", "0-m", "1024-0", "0-1-2", "0-2147483648"] {
+            assert_eq!(parse_partition(bad), None, "{bad}");
+        }
     }
 
     #[test]

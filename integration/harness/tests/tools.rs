@@ -1,12 +1,15 @@
-//! What the tools print: all of it or an error, and nothing when nobody reads.
+//! What the tools print: all of it or an error, nothing when nobody reads, and what `metaq group` tells of consumers.
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use metaq_harness::process::{Broker, Site, binary_path};
 use metaq_harness::raw::Raw;
+use metaq_harness::zookeeper::ZooKeeper;
+use serde_json::Value;
 use std::fs::{self, File};
 use std::net::TcpListener;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
+use zookeeper_client::{Acls, Client, CreateMode};
 
 const BRANCH: &str = "XID:7:01ab:02:uq";
 
@@ -93,12 +96,13 @@ fn metaq_words(command: &str, dir: &Path, number: usize) -> String {
         "put" => format!("--topic test {}", at("lines")),
         "consume" => "--topic test".to_owned(),
         "topic describe" => "test".to_owned(),
+        "group describe" => "readers".to_owned(),
         "promote" => format!("--dry-run --config {}", at("node/server.ini")),
         "txn commit" | "txn rollback" | "txn forget" => BRANCH.to_owned(),
         "cert init" => format!("--cluster c --dir {}", at(&format!("authority{number}"))),
         "cert issue" => format!("--host h --name n{number} --dir {}", at("certs")),
         "cert show" => at("certs/ca.pem"),
-        "topic list" | "replica status" | "txn list" => String::new(),
+        "topic list" | "group list" | "replica status" | "txn list" => String::new(),
         other => panic!("a new command, 'metaq {other}': give it words here"),
     }
 }
@@ -120,6 +124,7 @@ fn no_command_panics_or_is_silent_about_what_could_not_be_printed() -> Result<()
             raw.put_with("test", 0, &format!("0 -1 {BRANCH}"), b"x")?;
         }
     }
+    Registry::connect(&local.registry)?.write("readers/offsets/test/0-0", "-7-0")?;
     printed("metaq", &["cert", "init", "--cluster", "c", "--dir", &dir.join("certs").display().to_string()])?;
     for command in commands("metaq", "")? {
         for format in ["table", "json"] {
@@ -153,5 +158,163 @@ fn the_load_generator_ends_as_well_when_nobody_reads() -> Result<()> {
             check_output("metaq-load", |_| words(&format!("{json} {command} {behind}")))?;
         }
     }
+    Ok(())
+}
+
+/// Writes as consumers do.
+struct Registry {
+    runtime: tokio::runtime::Runtime,
+    client: Client,
+}
+
+impl Registry {
+    fn connect(address: &str) -> Result<Registry> {
+        let runtime = tokio::runtime::Runtime::new()?;
+        let client = runtime.block_on(Client::connector().with_server_version(3, 4, 0).connect(address))?;
+        Ok(Registry { runtime, client })
+    }
+
+    /// `path` lies below `consumers`.
+    fn write(&self, path: &str, text: &str) -> Result<()> {
+        let path = format!("/meta/consumers/{path}");
+        let options = CreateMode::Persistent.with_acls(Acls::anyone_all());
+        let (parent, _) = path.rsplit_once('/').context("a path")?;
+        self.runtime.block_on(self.client.mkdir(parent, &options))?;
+        self.runtime.block_on(self.client.create(&path, text.as_bytes(), &options))?;
+        Ok(())
+    }
+}
+
+/// Two segments of `test`-0 are gone, `test`-1 holds one message, `test`-2 none.
+struct Held {
+    first: u64,
+    end: u64,
+}
+
+fn fill(broker: &Broker) -> Result<Held> {
+    let mut raw = Raw::connect(&broker.address)?;
+    for _ in 0..8 {
+        raw.put("test", 0, &[b'x'; 1000])?.stored()?;
+    }
+    raw.put("test", 1, b"x")?.stored()?;
+    let first = metaq_harness::process::wait_until("the first segments to go", || {
+        let reply = raw.ask("offset test raw 0 0 7")?;
+        Ok(reply.text().parse::<u64>().ok().filter(|first| *first > 0))
+    })?;
+    Ok(Held { first, end: raw.end("test", 0)? })
+}
+
+/// The rows of a group by `TOPIC BROKER-NUMBER`.
+fn describe(registry: &str, words: &[&str]) -> Result<Vec<(String, Value)>> {
+    let mut all = vec!["--zk", registry, "--format", "json", "group", "describe"];
+    all.extend(words);
+    let rows: Vec<Value> = serde_json::from_str(&printed("metaq", &all)?)?;
+    let name =
+        |row: &Value| format!("{} {}-{}", row["topic"].as_str().unwrap_or_default(), row["broker"], row["partition"]);
+    Ok(rows.into_iter().map(|row| (name(&row), row)).collect())
+}
+
+fn small_segments(site: &mut Site) {
+    site.set("maxSegmentSize", "2048").set("deleteWhen", "0/1 * * * * ?").set("deletePolicy", "delete,1s");
+    site.topic("test", &[("numPartitions", "3")]).topic("other", &[]);
+}
+
+/// F45: what nobody owns is told, with what can be read, whatever else stands there.
+#[test]
+fn f45_a_group_is_told_partition_by_partition() -> Result<()> {
+    let local = Local::start(small_segments)?;
+    let held = fill(&local.broker)?;
+    check_groups(&local.registry, &held)?;
+    let zookeeper = ZooKeeper::start()?;
+    let mut site = Site::new()?;
+    small_segments(&mut site);
+    site.set_zookeeper("zk.zkEnable", "true").set_zookeeper("zk.zkConnect", &zookeeper.connect());
+    let mut broker = site.start_master(&[])?;
+    broker.wait_for_line("accepting messages")?;
+    let held = fill(&broker)?;
+    check_groups(&zookeeper.connect(), &held)
+}
+
+fn check_groups(address: &str, Held { first, end }: &Held) -> Result<()> {
+    let registry = Registry::connect(address)?;
+    let empty = printed("metaq", &["--zk", address, "group", "list"])?;
+    assert!(empty.contains("no consumer group"), "{empty}");
+    // One that lives and owns one partition of three; a topic that is gone; a broker that never was.
+    registry.write("readers/ids/readers_a", "test,other")?;
+    registry.write("readers/owners/test/0-0", "readers_a")?;
+    registry.write("readers/offsets/test/0-0", &format!("-5468931697623957504-{first}"))?;
+    registry.write("readers/offsets/test/0-1", "0")?;
+    registry.write("readers/offsets/gone/0-0", "-7-155")?;
+    registry.write("readers/offsets/test/9-0", "-7-155")?;
+    // A dead one's: below the first offset, beyond the end, garbage, and a node that is none of a partition.
+    registry.write("dead/owners/test", "")?;
+    registry.write("dead/offsets/test/0-0", "-7-10")?;
+    registry.write("dead/offsets/test/0-1", "-7-999")?;
+    registry.write("dead/offsets/test/0-2", "12x\u{1b}[2J")?;
+    registry.write("dead/offsets/test/junk", "1")?;
+    registry.write("meta-slave-group_0/ids/meta-slave-group_0_b", "test")?;
+
+    let rows = describe(address, &["readers"])?;
+    let row = |rows: &[(String, Value)], name: &str| -> Result<Value> {
+        let found = rows.iter().find(|(other, _)| other == name);
+        Ok(found.with_context(|| format!("{name} in {rows:?}"))?.1.clone())
+    };
+    let zero = row(&rows, "test 0-0")?;
+    let expected = (Value::from("readers_a"), Value::from(*first), Value::from(*end), Value::from("owned"));
+    assert_eq!((zero["owner"].clone(), zero["first"].clone(), zero["end"].clone(), zero["state"].clone()), expected);
+    assert_eq!(zero["lag_bytes"], end - first);
+    let one = row(&rows, "test 0-1")?;
+    assert!(
+        one["owner"].is_null() && one["state"] == "no owner" && one["stored"] == 0 && one["lag_bytes"] == 21,
+        "{one}"
+    );
+    let two = row(&rows, "test 0-2")?;
+    assert!(two["stored"].is_null() && two["lag_bytes"].is_null() && two["end"] == 0, "{two}");
+    assert_eq!(row(&rows, "gone 0-0")?["state"], "topic gone");
+    assert_eq!(row(&rows, "test 9-0")?["state"], "no broker");
+    assert_eq!(row(&rows, "other 0-0")?["state"], "no owner");
+    assert_eq!(describe(address, &["readers", "--topic", "other"])?.len(), 1);
+
+    let rows = describe(address, &["dead", "--growing"])?;
+    let zero = row(&rows, "test 0-0")?;
+    assert!(zero["lag_bytes"] == end - first && zero["gone_bytes"] == first - 10, "{zero}");
+    let one = row(&rows, "test 0-1")?;
+    assert!(one["lag_bytes"] == 0 && one["note"].to_string().contains("978 bytes beyond the end"), "{one}");
+    assert!(row(&rows, "test 0-2")?["note"].to_string().contains("12x"), "{rows:?}");
+    assert!(row(&rows, "test null-null")?["note"].to_string().contains("junk"), "{rows:?}");
+    let table = printed("metaq", &["--zk", address, "group", "describe", "dead"])?;
+    assert!(table.contains("'12x\\x1b[2J'") && !table.contains('\u{1b}'), "{table}");
+
+    assert!(describe(address, &["meta-slave-group_0"])?.iter().all(|(_, row)| row["state"] == "slave"));
+    let listed = printed("metaq", &["--zk", address, "group", "list"])?;
+    let line =
+        |name: &str| listed.lines().find(|line| line.trim_start().starts_with(name)).unwrap_or_default().to_owned();
+    assert!(line("meta-slave-group_0").contains("a slave's"), "{listed}");
+    assert_eq!(words(&line("readers"))[1..5], ["1", "3", "6", "3"], "members, topics, partitions, no owner: {listed}");
+    let unknown = run("metaq", &words(&format!("--zk {address} group describe nobody")), Stdio::null())?;
+    assert!(unknown.code == Some(1) && unknown.said.contains("metaq group list"), "{unknown:?}");
+    Ok(())
+}
+
+/// What comes while nobody reads is told as growth.
+#[test]
+fn f45_a_lag_that_grows_is_told() -> Result<()> {
+    let local = Local::start(|_| {})?;
+    Registry::connect(&local.registry)?.write("readers/offsets/test/0-0", "-7-0")?;
+    let mut raw = Raw::connect(&local.broker.address)?;
+    raw.put("test", 0, b"x")?.stored()?;
+    assert_eq!(describe(&local.registry, &["readers", "--growing"])?[0].1["state"], "no owner");
+    let (done, told) = std::sync::mpsc::channel();
+    let registry = local.registry.clone();
+    let looking = std::thread::spawn(move || {
+        let rows = describe(&registry, &["readers", "--growing"]);
+        let _ = done.send(());
+        rows
+    });
+    while told.try_recv().is_err() {
+        raw.put("test", 0, b"x")?.stored()?;
+    }
+    let rows = looking.join().expect("it does not panic")?;
+    assert_eq!(rows[0].1["state"], "no owner, lag growing");
     Ok(())
 }

@@ -84,6 +84,17 @@ impl Place {
 }
 
 impl Source {
+    /// What only ZooKeeper knows is asked there.
+    pub(crate) fn registry(&self) -> anyhow::Result<&ZooKeeper> {
+        match self {
+            Source::Registry(zookeeper) => Ok(zookeeper),
+            Source::Broker(_) => bail!(
+                "consumer groups are kept in ZooKeeper: give --zk HOST:PORT, or --config FILE of a broker with \
+                 zk.zkEnable=true, and no --broker"
+            ),
+        }
+    }
+
     /// What is registered now; for a single broker, what it says of itself.
     pub(crate) async fn look(&self) -> anyhow::Result<Cluster> {
         match self {

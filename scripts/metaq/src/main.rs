@@ -9,6 +9,7 @@ mod cert;
 mod cluster;
 mod consume;
 mod describe;
+mod groups;
 mod position;
 mod promote;
 mod put;
@@ -57,6 +58,9 @@ enum Command {
     /// Topics
     #[command(subcommand)]
     Topic(TopicCommand),
+    /// Consumer groups: who reads what, and how far
+    #[command(subcommand)]
+    Group(groups::GroupCommand),
     /// Replication
     #[command(subcommand)]
     Replica(ReplicaCommand),
@@ -129,6 +133,7 @@ async fn run(args: Args) -> anyhow::Result<ExitCode> {
         Command::Consume(consume) => consume::run(&source, consume, args.format).await,
         Command::Topic(TopicCommand::List) => topics::list(&source, args.format).await,
         Command::Topic(TopicCommand::Describe { topic }) => describe::describe(&source, &topic, args.format).await,
+        Command::Group(command) => groups::run(&source, command, args.format).await,
         Command::Replica(ReplicaCommand::Status(status)) => replicas::status(&source, &status, args.format).await,
         Command::Txn(command) => txn::run(&source, command, args.format).await,
         Command::Cert(_) | Command::Promote(_) => unreachable!("handled above"),
