@@ -88,10 +88,13 @@ mod tests {
     use super::{KEPT, refuse};
     use crate::node::{Node, NodeOptions, NodeRole, rules_for};
     use metaq_config::{BrokerConfig, Live};
+    use metaq_net::certs::{CertFiles, Identity};
     use metaq_net::refusals::Reason;
+    use metaq_net::tls::ClientAuth;
     use metaq_store::{Store, StoreOptions};
     use metaq_types::BrokerId;
     use metaq_types::limits::{CONNECTIONS_MAX, CONNECTIONS_REFUSED_MAX};
+    use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
     use std::path::Path;
     use std::sync::Arc;
     use std::time::Duration;
@@ -157,6 +160,38 @@ mod tests {
         drop(places);
         let (text, _) = told(&node, "version 9\r\nquit\r\n").await;
         assert!(text.starts_with("result 200 "), "there is room again: {text:?}");
+        node.stop(Duration::from_secs(10)).await;
+    }
+
+    /// Certificates of an authority made for this.
+    fn identity(directory: &TempDir) -> Arc<Identity> {
+        let path = |name: &str| directory.path().join(name);
+        let mut authority = CertificateParams::new(Vec::new()).unwrap();
+        authority.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
+        let key = KeyPair::generate().unwrap();
+        std::fs::write(path("ca.pem"), authority.self_signed(&key).unwrap().pem()).unwrap();
+        let issuer = Issuer::new(authority, key);
+        let key = KeyPair::generate().unwrap();
+        let node = CertificateParams::new(vec!["127.0.0.1".to_owned()]).unwrap().signed_by(&key, &issuer).unwrap();
+        std::fs::write(path("node.pem"), node.pem()).unwrap();
+        std::fs::write(path("node.key"), key.serialize_pem()).unwrap();
+        let (certificate, key, authorities) = (path("node.pem"), path("node.key"), path("ca.pem"));
+        Arc::new(Identity::load(CertFiles { certificate, key, authorities }).unwrap())
+    }
+
+    /// A tunnel passes our close on to its client, which may be the original's.
+    #[tokio::test]
+    async fn over_tls_as_well_nobody_is_sent_away_at_once() {
+        let directory = TempDir::new().unwrap();
+        let node = node(&directory);
+        let address = node.serve_tls("127.0.0.1:0".parse().unwrap(), identity(&directory), ClientAuth::None).unwrap();
+        let _places: Vec<_> = std::iter::from_fn(|| node.shared().admission.connection()).collect();
+        let mut peer = TcpStream::connect(address).await.unwrap();
+        let from = Instant::now();
+        let mut text = String::new();
+        peer.read_to_string(&mut text).await.unwrap();
+        assert!(text.is_empty() && from.elapsed() >= Duration::from_millis(900), "{:?}: {text}", from.elapsed());
+        assert_eq!(node.refusals().count(Reason::Full), 1);
         node.stop(Duration::from_secs(10)).await;
     }
 
