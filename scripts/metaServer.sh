@@ -11,6 +11,7 @@ log=$logs/metaServer.log
 pid_file=$logs/.run.pid
 
 start_seconds=${METAQ_START_SECONDS:-120}
+register_seconds=${METAQ_REGISTER_SECONDS:-5}
 stop_seconds=${METAQ_STOP_SECONDS:-60}
 reload_seconds=${METAQ_RELOAD_SECONDS:-30}
 log_bytes_max=${METAQ_LOG_BYTES_MAX:-104857600}
@@ -32,15 +33,18 @@ usage: metaServer.sh COMMAND
   start local         as master with a registry of its own: no ZooKeeper, for a first look
   stop [-f]           stop it in order, at most $stop_seconds s; with -f it is killed after that
   restart [slave|local|samsa|gregor]
-                      stop, then start. Without the word 'slave' a slave comes back as master: that is the promotion
+                      stop, then start. Without 'slave' or 'gregor' a slave comes back as master: that is the promotion
   reload              check conf/server.ini and take over its topics
   status              whether it runs and serves (exit code 0), runs without serving (1) or is stopped ($EX_STOPPED)
   slave-status        how far the slaves are behind
-  stats [-item X]     the broker's statistics; X: topics, offsets, realtime, config, help, reset or a topic
+  stats [-item X]     the broker's statistics; X: topics, offsets, realtime, config, transactions, durability, quorum,
+                      transport, replicas (on a master), replication (on a slave), help, reset or a topic
   help                this text
 files: $config, $log, $pid_file
-environment: METAQ_ACK_QUORUM (2: the members of start samsa), BASE_DIR, METAQ_BIN_DIR (where the binaries are), METAQ_START_SECONDS (120), METAQ_STOP_SECONDS (60),
-  METAQ_RELOAD_SECONDS (30), METAQ_LOG_BYTES_MAX (104857600: start moves a larger log aside, $log_files_kept are kept)
+environment: BASE_DIR (the directory with conf/ and logs/), METAQ_BIN_DIR (where the binaries are),
+  METAQ_ACK_QUORUM (2: the members of start samsa), METAQ_LOG_BYTES_MAX (104857600: start moves a larger log aside,
+  $log_files_kept are kept); how long to wait, in seconds, until the broker serves: METAQ_START_SECONDS (120), is in ZooKeeper:
+  METAQ_REGISTER_SECONDS (5), has ended: METAQ_STOP_SECONDS (60), has reloaded: METAQ_RELOAD_SECONDS (30)
 USAGE
 }
 
@@ -176,8 +180,35 @@ command_of() {
     esac
 }
 
+# gone PID LOG_START: fails with the broker's exit code and what it said, if it has ended
+gone() {
+    local code
+    ! kill -0 "$1" 2>/dev/null || return 0
+    wait "$1"
+    code=$?
+    rm -f "$pid_file"
+    tail -c +$(($2 + 1)) "$log" | tail -20 >&2
+    # A broker that ends while it should start has failed, whatever it says.
+    [ $code -ne 0 ] || code=1
+    die $code "the broker ended with exit code $code; its last lines are above, all of them in $log"
+}
+
+# registers PID LOG_START: waits for its place in ZooKeeper, which another broker may have. It serves reads before.
+registers() {
+    local deadline=$((SECONDS + register_seconds))
+    ! grep -qE '^[[:space:]]*zk\.zkEnable[[:space:]]*=[[:space:]]*false' "$config" || return 0
+    until tail -c +$(($2 + 1)) "$log" | grep 'registered in zookeeper' >/dev/null; do
+        gone "$1" "$2"
+        if [ $SECONDS -ge $deadline ]; then
+            echo "Clients cannot find it in ZooKeeper yet; it goes on trying. Its last line: $(tail -1 "$log")"
+            return
+        fi
+        sleep 0.1
+    done
+}
+
 start() {
-    local type=${1:-} pid log_start deadline code
+    local type=${1:-} pid log_start deadline
     command_of "$type"
     [ -f "$config" ] || die $EX_CONFIG "no $config: copy the sample and edit it"
     if pid=$(running_pid); then
@@ -194,19 +225,12 @@ start() {
     echo "$pid" >"$pid_file"
     deadline=$((SECONDS + start_seconds))
     until [ "$(serving_pid)" = "$pid" ]; do
-        if ! kill -0 "$pid" 2>/dev/null; then
-            wait "$pid"
-            code=$?
-            rm -f "$pid_file"
-            tail -c +$((log_start + 1)) "$log" | tail -20 >&2
-            # A broker that ends while it should start has failed, whatever it says.
-            [ $code -ne 0 ] || code=1
-            die $code "the broker ended with exit code $code; its last lines are above, all of them in $log"
-        fi
+        gone "$pid" "$log_start"
         [ $SECONDS -lt $deadline ] ||
             die 1 "the broker (pid $pid) does not answer after $start_seconds s; it goes on starting, see $log"
         sleep 0.1
     done
+    registers "$pid" "$log_start"
     echo "Broker is running. (pid $pid)"
 }
 

@@ -65,6 +65,20 @@ run 69 'no broker answers' stats
 behave 'exit 70'
 run 70 'cannot go on' start
 run 3 'Broker is stopped' status
+
+# It serves reads before it knows that the place in ZooKeeper is its own: one that finds it taken has not started.
+behave place-taken
+run 1 'this data was replaced' start
+run 3 'Broker is stopped' status
+# Without ZooKeeper it runs on, and start says what it waits for.
+behave no-zookeeper
+METAQ_REGISTER_SECONDS=1 run 0 'cannot find it.*no zookeeper answers' start
+run 0 running status
+run 0 stopped stop
+printf '[zookeeper]\r\nzk.zkEnable=false\r\n' >>"$base/conf/server.ini"
+METAQ_REGISTER_SECONDS=100 run 0 '^Broker is running' start
+run 0 stopped stop
+sed -i '/zookeeper/d; /zkEnable/d' "$base/conf/server.ini"
 behave
 
 # A pid that belongs to another process by now is no broker, and is not stopped.

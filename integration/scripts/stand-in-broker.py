@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Stands in for a broker in the tests of metaServer.sh: answers `stats`, and does what the file BASE/behave says.
 
-behave: "exit N" (end at once with that code), "ignore-term", "slow" (answer only after a second), "refuse-reload".
+behave: "exit N" (end at once with that code), "ignore-term", "slow" (answer only after a second), "refuse-reload",
+"place-taken" (serve, and end when the place in ZooKeeper turns out to be another's), "no-zookeeper" (never register).
 It takes the arguments of metaq-master and metaq-slave and logs them.
 """
 import os
@@ -34,11 +35,17 @@ def main():
     signal.signal(signal.SIGHUP, lambda *_: print(verdict, flush=True))
     if behave[0] == "slow":
         time.sleep(1)
-    serve(port, "--slave-id" in sys.argv)
-
-
-def serve(port, slave):
     listener = socket.create_server(("127.0.0.1", port))
+    threading.Thread(target=serve, args=(listener, "--slave-id" in sys.argv), daemon=True).start()
+    time.sleep(0.5)
+    if behave[0] == "place-taken":
+        print("this data was replaced", flush=True)
+        sys.exit(1)
+    print("no zookeeper answers" if behave[0] == "no-zookeeper" else "registered in zookeeper", flush=True)
+    threading.Event().wait()
+
+
+def serve(listener, slave):
     while True:
         sock, _ = listener.accept()
         threading.Thread(target=answer, args=(sock, slave), daemon=True).start()
