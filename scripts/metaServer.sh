@@ -257,7 +257,7 @@ stop() {
 }
 
 reload() {
-    local pid size verdict program deadline
+    local pid size said program deadline
     pid=$(running_pid) || die $EX_STOPPED "Broker is stopped."
     program=$(binary metaq-master) || exit $?
     # What is wrong with the file is told here, where a person reads it; the broker checks it again.
@@ -265,14 +265,15 @@ reload() {
     size=$(stat -c %s "$log" 2>/dev/null || echo 0)
     kill -HUP "$pid" || die 1 "not allowed to signal process $pid: be its owner or root"
     deadline=$((SECONDS + reload_seconds))
-    until verdict=$(tail -c +$((size + 1)) "$log" | grep -E -m 1 'reload (done|refused)|reload: the file has not changed'); do
+    until tail -c +$((size + 1)) "$log" | grep -E 'reload (done|refused)|reload: the file has not changed' >/dev/null; do
         running_pid >/dev/null || die 1 "the broker ended while reloading: see $log"
         [ $SECONDS -lt $deadline ] || die 1 "the broker has not told the outcome after $reload_seconds s: see $log"
         sleep 0.1
     done
     # The lines before the verdict say what changed, or what is wrong.
-    tail -c +$((size + 1)) "$log" | sed '/reload \(done\|refused\)\|reload: the file has not changed/q'
-    [[ $verdict != *'reload refused'* ]]
+    said=$(tail -c +$((size + 1)) "$log" | sed '/reload \(done\|refused\)\|reload: the file has not changed/q')
+    printf '%s\n' "$said"
+    [[ $said != *'reload refused'* && $said != *'the certificates stay as they were'* ]]
 }
 
 status() {

@@ -163,6 +163,11 @@ behave refuse-reload
 run 0 running start
 run 1 'reload refused' reload
 run 0 stopped stop
+# Certificates that cannot serve are a refusal, too, though the file is as it was.
+behave refuse-certificates
+run 0 running start
+run 1 'stay as they were' reload
+run 0 stopped stop
 
 # A configuration with a mistake: the broker's own exit code
 behave

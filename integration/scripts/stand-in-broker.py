@@ -2,7 +2,8 @@
 """Stands in for a broker in the tests of metaServer.sh: answers `stats`, and does what the file BASE/behave says.
 
 behave: "exit N" (end at once with that code), "ignore-term", "slow" (answer only after a second), "refuse-reload",
-"place-taken" (serve, and end when the place in ZooKeeper turns out to be another's), "no-zookeeper" (never register).
+"refuse-certificates", "no-zookeeper" (never register), "place-taken" (serve, and end when the place in ZooKeeper turns
+out to be another's).
 It takes the arguments of metaq-master and metaq-slave and logs them.
 """
 import os
@@ -31,17 +32,23 @@ def main():
         print("cannot go on", flush=True)
         sys.exit(int(behave[1]))
     signal.signal(signal.SIGTERM, signal.SIG_IGN if behave[0] == "ignore-term" else lambda *_: os._exit(0))
-    verdict = "reload refused" if behave[0] == "refuse-reload" else "reload done differences=1"
+    verdict = {
+        "refuse-reload": "reload refused",
+        "refuse-certificates": "reload: the certificates stay as they were: rubbish\nreload: the file has not changed",
+    }.get(behave[0], "reload done differences=1")
     signal.signal(signal.SIGHUP, lambda *_: print(verdict, flush=True))
     if behave[0] == "slow":
         time.sleep(1)
+    if behave[0] == "no-zookeeper":
+        print("no zookeeper answers", flush=True)
     listener = socket.create_server(("127.0.0.1", port))
     threading.Thread(target=serve, args=(listener, "--slave-id" in sys.argv), daemon=True).start()
     time.sleep(0.5)
     if behave[0] == "place-taken":
         print("this data was replaced", flush=True)
         sys.exit(1)
-    print("no zookeeper answers" if behave[0] == "no-zookeeper" else "registered in zookeeper", flush=True)
+    if behave[0] != "no-zookeeper":
+        print("registered in zookeeper", flush=True)
     threading.Event().wait()
 
 
