@@ -63,9 +63,10 @@ pub fn link_transport(config: &BrokerConfig, identity: Option<&Arc<Identity>>) -
 /// Takes over new certificate files for handshakes to come; what cannot serve leaves the old ones in place.
 pub(crate) fn reload(node: &Node) {
     let Some(identity) = node.identity() else { return };
-    let old = identity.current().facts.clone();
+    let old = identity.current();
     match identity.reload() {
-        Ok(new) if new.facts == old => {}
+        // Whom it trusts is as much of it as what it shows: a change of authorities goes step by step on every node.
+        Ok(new) if new.facts == old.facts && new.trusted == old.trusted => {}
         Ok(new) => say("certificates reloaded", &new),
         Err(error) => error!("reload: the certificates stay as they were: {error}"),
     }
@@ -74,8 +75,8 @@ pub(crate) fn reload(node: &Node) {
 fn say(what: &str, certificates: &Certificates) {
     let facts = &certificates.facts;
     let days_left = facts.days_left(metaq_net::certs::now_unix());
-    let (names, cluster) = (facts.names.join(","), &certificates.cluster_id);
-    info!(subject = facts.subject, names, cluster, days_left, "{what}");
+    let (names, cluster, trusts) = (facts.names.join(","), &certificates.cluster_id, certificates.trusted.join(","));
+    info!(subject = facts.subject, names, cluster, trusts, days_left, "{what}");
     if let Some(days) = certificates.ends_soon() {
         tracing::warn!(days, "our certificate ends soon; issue a new one with 'metaq cert issue', then reload");
     }

@@ -59,8 +59,8 @@ pub struct Certificates {
     pub facts: Facts,
     /// Of the authority that issued it.
     pub cluster_id: String,
-    /// Ids of every authority trusted.
-    trusted: Vec<String>,
+    /// Ids of every authority trusted, in the order of the file.
+    pub trusted: Vec<String>,
     pub(crate) configs: tls::Configs,
     /// Follows from the private key.
     pub(crate) secret: resets::Secret,

@@ -376,6 +376,16 @@ async fn certificates_are_replaced_while_connections_go_on() -> Result<()> {
     answers(&before).await?;
     answers(&after).await?;
 
+    // A second authority, as while authorities are changed: the certificate is the same, whom the node trusts is not.
+    let own = std::fs::read_to_string(&ca)?;
+    let next = std::fs::read_to_string(Authority::new("next")?.path("ca.pem"))?;
+    std::fs::write(&ca, format!("{own}{next}"))?;
+    master.signal(Signal::HUP)?;
+    let line = master.wait_for_line("certificates reloaded")?;
+    let id = line.split_once("cluster=\"").and_then(|(_, rest)| rest.split_once('"')).context("a cluster id")?.0;
+    master.wait_for_line(&format!("trusts=\"{id},"))?;
+    std::fs::write(&ca, own)?;
+
     // What cannot serve is refused, and the last good one stays.
     std::fs::write(&files.certificate, "-----BEGIN CERTIFICATE-----\nrubbish")?;
     master.signal(Signal::HUP)?;
