@@ -3,7 +3,7 @@
 # along, kills the master in the middle, makes the slave the master, and goes on. Then it reads everything back and says
 # what was lost, what came twice, and whether the slave's files are the master's.
 #
-#   scripts/quickstart.sh [FILE]      default: the machine's package log, else Cargo.lock
+#   scripts/quickstart.sh [FILE]      a text of 100 lines or more; default: the machine's package log, else Cargo.lock
 #
 # Environment: METAQ_BIN_DIR (do not build, take these binaries), METAQ_QUICKSTART_SECONDS (how long the publishing
 # should take, 8), METAQ_KEEP=1 (leave the scratch directory). The exit code is the verdict: 0 when every promise was kept.
@@ -14,17 +14,27 @@ topic=lines
 
 say() { printf '%s\n' "$*"; }
 die() { echo "quickstart.sh: $*" >&2; exit 1; }
+# enough FILE: so many lines that a kill comes in the middle of them
+enough() { [ -r "$1" ] && [ "$(head -100 "$1" | wc -l)" -eq 100 ]; }
+
+case ${1:-} in
+-h | --help)
+    sed -n '2,/^set /{/^#/s/^# \{0,1\}//p}' "${BASH_SOURCE[0]}"
+    exit 0 ;;
+esac
 
 file=${1:-}
 if [ -z "$file" ]; then
     for file in /var/log/dpkg.log "$root/Cargo.lock"; do
-        [ ! -s "$file" ] || break
+        ! enough "$file" || break
     done
 fi
-[ -s "$file" ] && [ -r "$file" ] || die "$file is empty or cannot be read: name a text file"
+[ ! -d "$file" ] && [ -r "$file" ] || die "$file cannot be read: name a text file"
+enough "$file" || die "$file has too few lines for a kill in the middle: name a text of 100 or more"
 
 if [ -z "${METAQ_BIN_DIR:-}" ]; then
-    say "Building (cargo build --release) ..."
+    command -v cargo >/dev/null || die "no cargo in PATH: install Rust (https://rustup.rs), or name binaries in METAQ_BIN_DIR"
+    say "Building (cargo build --release); the first time takes some minutes ..."
     (cd "$root" && cargo build --release --locked --quiet --bin metaq-master --bin metaq-slave --bin metaq)
     METAQ_BIN_DIR=${CARGO_TARGET_DIR:-$root/target}/release
 fi
@@ -165,6 +175,7 @@ wait "$slave" || code=$?
 
 # Where each log of the slave ends now is where the new reign begins.
 for partition in "$dir"/slave/data/$topic-*; do
+    [ -d "$partition" ] || continue
     last=$(find "$partition" -name '*.meta' -printf '%f %s\n' | sort | tail -1)
     [ -n "$last" ] || continue
     base=${last%%.meta*}
@@ -276,6 +287,6 @@ fault() { say "BROKEN: $*"; verdict=1; }
 [ "$twice" -le "$unknown" ] || fault "more duplicates than unknown outcomes"
 [ "$along" -ge "$read_back" ] || [ "$ahead" -gt 0 ] || fault "the waiting consumer missed messages: $dir/consumer.log"
 [ "$difference" = none ] || fault "the slave's files are not the master's"
-[ $verdict -ne 0 ] || say "Every promise was kept."
+[ $verdict -ne 0 ] || say "Every promise was kept. To do it yourself: 'By hand' in README.md; METAQ_KEEP=1 leaves logs and data."
 say "$((1 - verdict)) passed, $verdict failed"
 exit $verdict

@@ -1,6 +1,11 @@
 #!/usr/bin/env bash
 # Runs every test on a Debian machine that has Rust. What else is needed is installed, when it is missing.
-#   scripts/test.sh [STEP...]      steps: build, rust, sim, scripts, quickstart, golden, java, java-local; default: all
+#   scripts/test.sh [STEP...]      in the order given; default: all
+# Steps:
+#   build       the release binaries that the steps from scripts on use: name it first after a change
+#   rust        unit and integration tests     sim         10000 seeds of the simulation
+#   scripts     metaServer.sh                  quickstart  scripts/quickstart.sh
+#   golden      what the Java broker recorded  java        the Java client   java-local  the same without ZooKeeper
 # The last line is "N passed, N failed"; the exit code is 0 when nothing failed. Output of each step: target/test-logs.
 set -uo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -10,6 +15,22 @@ mkdir -p "$logs"
 export METAQ_BIN_DIR=${CARGO_TARGET_DIR:-$root/target}/release
 
 say() { echo "== $*"; }
+
+steps=(build rust sim scripts quickstart golden java java-local)
+case ${1:-} in
+-h | --help)
+    sed -n '2,/^set /{/^#/s/^# \{0,1\}//p}' "${BASH_SOURCE[0]}"
+    exit 0 ;;
+esac
+for name in "$@"; do
+    [[ " ${steps[*]} " == *" $name "* ]] || {
+        echo "test.sh: unknown step $name; steps are: ${steps[*]}" >&2
+        exit 64
+    }
+done
+# Who interrupts a step wants no other.
+trap 'exit 130' INT
+trap 'exit 143' TERM
 
 # need PACKAGE COMMAND_OR_FILE: remembers the package when what we use of it is not there
 missing=()
@@ -84,12 +105,11 @@ run() {
     golden) step golden integration/java/suite.sh --golden ;;
     java) step java integration/java/suite.sh ;;
     java-local) step java-local integration/java/suite.sh --local ;;
-    *) echo "test.sh: unknown step $1" >&2; exit 64 ;;
     esac
 }
 
 install_missing
-[ $# -gt 0 ] || set -- build rust sim scripts quickstart golden java java-local
+[ $# -gt 0 ] || set -- "${steps[@]}"
 for name in "$@"; do
     run "$name"
     # Binaries of an earlier build would prove nothing.
