@@ -273,7 +273,11 @@ impl Reader {
             let at = match self.at {
                 Some(at) => at,
                 None => match self.partition(&client).resolve(self.from).await {
-                    Ok(Some(at)) => *self.at.insert(at),
+                    Ok(Some(at)) => self.begin(at, ""),
+                    // Whatever comes to the master then comes after this start. A slave may not have copied it yet.
+                    Ok(None) if self.follow && matches!(link.role, Role::Master) => {
+                        self.begin(Offset::ZERO, ", where nothing is yet")
+                    }
                     Ok(None) if self.follow => Offset::ZERO,
                     Ok(None) => return self.nothing(),
                     Err(error) => return Ok(Pause::Lost(error)),
@@ -345,6 +349,12 @@ impl Reader {
 
     fn partition<'a>(&'a self, client: &'a Client) -> Partition<'a> {
         Partition { client, topic: &self.topic, group: &self.group, number: self.number }
+    }
+
+    /// Says where reading begins, which is another place with every `--from`.
+    fn begin(&mut self, at: Offset, more: &str) -> Offset {
+        show::say(&format!("{}: reading from {at} (--from {}){more}", self.name(), self.from));
+        *self.at.insert(at)
     }
 
     /// The broker has nothing at our place.

@@ -34,6 +34,7 @@ pub(crate) enum GroupCommand {
 
 #[derive(Args)]
 pub(crate) struct DescribeArgs {
+    /// As 'metaq group list' shows it
     group: String,
 
     /// Only this topic

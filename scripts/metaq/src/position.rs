@@ -1,6 +1,7 @@
 //! From where a partition is read.
 
 use std::collections::VecDeque;
+use std::fmt;
 use std::str::FromStr;
 
 use metaq_client::{Client, GetAnswer};
@@ -39,6 +40,17 @@ impl FromStr for From {
                     .ok_or_else(expected),
                 None => text.parse().ok().and_then(Offset::from_wire).map(From::At).ok_or_else(expected),
             },
+        }
+    }
+}
+
+impl fmt::Display for From {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            From::Start => f.write_str("start"),
+            From::End => f.write_str("end"),
+            From::At(offset) => offset.fmt(f),
+            From::Newest(count) => write!(f, "newest:{count}"),
         }
     }
 }
@@ -155,6 +167,9 @@ mod tests {
         assert_eq!("end".parse(), Ok(From::End));
         assert_eq!("170".parse(), Ok(From::At(Offset::new(170).unwrap())));
         assert_eq!("newest:5".parse(), Ok(From::Newest(5)));
+        for place in ["start", "end", "170", "newest:5"] {
+            assert_eq!(place.parse::<From>().unwrap().to_string(), place);
+        }
         for bad in ["newest:0", "newest:", "-1", "begin", "newest:99999999"] {
             assert!(bad.parse::<From>().is_err(), "{bad}");
         }
