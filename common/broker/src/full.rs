@@ -86,7 +86,8 @@ pub(crate) fn refusal(opaque: Opaque) -> BytesMut {
 #[cfg(test)]
 mod tests {
     use super::{KEPT, refuse};
-    use crate::node::{Node, NodeOptions, NodeRole, rules_for};
+    use crate::node::{Node, NodeOptions, NodeRole};
+    use crate::settings::rules_for;
     use metaq_config::{BrokerConfig, Live};
     use metaq_net::certs::{CertFiles, Identity};
     use metaq_net::refusals::Reason;

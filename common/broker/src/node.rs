@@ -12,26 +12,26 @@ use crate::quorum::{self, Quorum};
 use crate::realtime::Period;
 use crate::secure::Door;
 use crate::session::{Activity, Session};
+use crate::settings::partition_rules;
 use crate::throttle::Throttle;
 use crate::topics::Topics;
 use crate::transactions::Transactions;
 use crate::transport::{Buffers, Transport};
 use crate::view;
 use crate::watched::NodeView;
-use metaq_config::{AckRules, BrokerConfig, DeleteAction, FlushTxLog, Live, Topic};
+use metaq_config::Live;
 use metaq_link::driver::StatusSource;
 use metaq_link::lag::LogEnd;
 use metaq_link::replica_report::ReplicaLine;
 use metaq_link::replicas::Replicas;
 use metaq_net::certs::Identity;
 use metaq_net::refusals::{Reason, Refusals};
-use metaq_store::{Disposal, Flush, Partition, PartitionRules, Retention, Store};
+use metaq_store::{Partition, Store};
 use metaq_txn::Coordinator;
 use metaq_types::limits::{
-    CONNECTION_IDLE_MAX, CONNECTIONS_MAX, CONNECTIONS_REFUSED_MAX, JOURNAL_SEGMENT_BYTES, MESSAGE_BYTES_MAX,
-    RECORD_HEADER_BYTES, TRANSACTION_HELD_BYTES_MAX,
+    CONNECTION_IDLE_MAX, CONNECTIONS_MAX, CONNECTIONS_REFUSED_MAX, MESSAGE_BYTES_MAX, RECORD_HEADER_BYTES,
 };
-use metaq_types::{BrokerId, JOURNAL_TOPIC, Opaque, PartitionId, SlaveId, Status};
+use metaq_types::{BrokerId, Opaque, PartitionId, SlaveId, Status};
 use parking_lot::Mutex;
 use std::collections::{BTreeSet, HashMap};
 use std::net::SocketAddr;
@@ -352,80 +352,6 @@ impl Shared {
 
 pub(crate) fn log_end(partition: &Partition) -> LogEnd {
     LogEnd { end: partition.positions().durable, records: partition.record_count() }
-}
-
-/// The part of a topic's settings the store keeps to.
-pub(crate) fn partition_rules(topic: &Topic) -> PartitionRules {
-    PartitionRules {
-        flush: Flush { threshold: topic.unflush_threshold, interval: topic.unflush_interval },
-        segment_bytes_max: topic.max_segment_size,
-        retention: retention(topic),
-        data_path: topic.data_path.clone(),
-    }
-}
-
-fn retention(topic: &Topic) -> Retention {
-    let disposal = match topic.delete_policy.action {
-        DeleteAction::Delete => Disposal::Delete,
-        DeleteAction::Archive { compress: false } => Disposal::Archive,
-        DeleteAction::Archive { compress: true } => Disposal::Compress,
-    };
-    let bytes_max = Some(topic.retention_bytes).filter(|bytes| *bytes > 0);
-    Retention { age: topic.delete_policy.age, bytes_max, disposal }
-}
-
-/// The rules for a topic's name by a configuration: its section, a pattern's, else the system's defaults, so that
-/// partitions of topics no longer configured stay readable.
-pub fn rules_for(config: &BrokerConfig, topic: &str) -> PartitionRules {
-    if topic == JOURNAL_TOPIC {
-        return journal_rules(config);
-    }
-    match config.topic(topic) {
-        Some(topic) => partition_rules(topic),
-        None => partition_rules(&config.system.topic_defaults()),
-    }
-}
-
-/// Where the transaction journal lies: below `dataLogPath`, in a directory the original passes over.
-pub fn journal_path(config: &BrokerConfig) -> PathBuf {
-    config.system.data_log_path.join(".metaq").join("journal")
-}
-
-/// Decisions are written before they are answered, and ask for a sync of their own where `flushTxLogAtCommit` says so.
-fn journal_rules(config: &BrokerConfig) -> PartitionRules {
-    let interval = match config.system.flush_tx_log_at_commit {
-        FlushTxLog::BeforeAnswer | FlushTxLog::EverySecond => Duration::from_secs(1),
-        // Left to the operating system, but for full segments, slaves and stops.
-        FlushTxLog::Never => Duration::MAX,
-    };
-    PartitionRules {
-        flush: Flush { threshold: u32::MAX, interval },
-        segment_bytes_max: JOURNAL_SEGMENT_BYTES,
-        retention: Retention::FOREVER,
-        data_path: journal_path(config),
-    }
-}
-
-/// Who has to hold the transaction journal: it serves all topics, so the one that asks for the most members decides.
-pub(crate) fn strictest_ack(config: &BrokerConfig) -> AckRules {
-    let topics = config.topics.values().map(|topic| topic.ack);
-    topics.chain([config.system.ack]).max_by_key(|ack| ack.quorum).unwrap_or(config.system.ack)
-}
-
-/// What a configuration says about transactions.
-pub fn transaction_settings(config: &BrokerConfig) -> metaq_txn::Settings {
-    let system = &config.system;
-    metaq_txn::Settings {
-        synced: system.flush_tx_log_at_commit == FlushTxLog::BeforeAnswer,
-        timeout_max: system.max_tx_timeout,
-        timers_max: system.max_tx_timeout_timer_capacity,
-        held_bytes_max: TRANSACTION_HELD_BYTES_MAX,
-        checkpoints_max: system.max_checkpoints,
-        checkpoint_interval: system.checkpoint_interval,
-        checkpoint_bytes: JOURNAL_SEGMENT_BYTES.into(),
-        original_journal: system.data_log_path.join("transactions"),
-        confirm_within: strictest_ack(config).timeout,
-    }
 }
 
 async fn accept(listener: TcpListener, shared: Arc<Shared>, accepting: CancellationToken, tasks: TaskTracker) {

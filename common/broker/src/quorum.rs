@@ -1,7 +1,8 @@
 //! `ackQuorum` on this node: `metaq_link::quorum` decides, and here its decisions are done to the store's partitions.
 
 use crate::gate::Gate;
-use crate::node::{Node, NodeRole, Shared, strictest_ack};
+use crate::node::{Node, NodeRole, Shared};
+use crate::settings::strictest_ack;
 use metaq_config::{AckRules, BrokerConfig};
 use metaq_link::confirmed::{Kept, Known};
 use metaq_link::members::Shortage;

@@ -181,7 +181,7 @@ fn open(node: &Shared, state: &TopicState, topic: &Topic, number: u32) -> Result
         return Ok(partition);
     }
     let id = PartitionId { topic: state.name.clone(), number };
-    node.store.get_or_create(&id, &crate::node::partition_rules(topic), node.store.first_offset(&id))
+    node.store.get_or_create(&id, &crate::settings::partition_rules(topic), node.store.first_offset(&id))
 }
 
 fn cannot_open(error: &CreateError) -> Status {

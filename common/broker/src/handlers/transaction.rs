@@ -1,6 +1,7 @@
 use crate::answer::Answer;
 use crate::dispatch::Conversation;
-use crate::node::{NodeRole, Shared, strictest_ack};
+use crate::node::{NodeRole, Shared};
+use crate::settings::strictest_ack;
 use metaq_txn::{Command, Coordinator};
 use metaq_types::Status;
 use metaq_wire::{Transaction, TransactionKey, TransactionKind};
