@@ -202,8 +202,12 @@ async fn wait_for_room(store: &Arc<Store>, epoch: Epoch) -> Result<()> {
 /// Where no registry keeps two masters apart: tells the old master, over and over, that its reign is over, should it
 /// live or come back. Ends when it is dropped.
 pub(crate) async fn tell_predecessor(uri: String, transport: LinkTransport, store: Arc<Store>) {
-    let greeting =
-        Greeting { epoch: store.epoch().0, node: Text::from(store.node_id()), ..Greeting::new(Role::Master) };
+    let greeting = Greeting {
+        broker: Some(store.ids().broker_id().get().into()),
+        epoch: store.epoch().0,
+        node: Text::from(store.node_id()),
+        ..Greeting::new(Role::Master)
+    };
     loop {
         // The way a slave would take: a master may listen to no other.
         if let Ok(way) = transport.reach(&uri).await

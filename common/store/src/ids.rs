@@ -58,6 +58,11 @@ struct State {
 }
 
 impl IdClock {
+    /// Whose ids these are.
+    pub fn broker_id(&self) -> BrokerId {
+        self.broker_id
+    }
+
     /// Ids go on above the mark in the file and above the clock.
     pub(crate) fn open(
         path: PathBuf,

@@ -46,6 +46,8 @@ impl fmt::Display for Level {
 pub struct Greeting {
     pub role: Role,
     pub slave_id: Option<u32>,
+    /// `brokerId`: masters and slaves of one id belong together.
+    pub broker: Option<u32>,
     /// 0 when not told.
     pub epoch: u64,
     /// The node's UUID; empty when not told.
@@ -77,6 +79,7 @@ impl Greeting {
         Greeting {
             role,
             slave_id: None,
+            broker: None,
             epoch: 0,
             node: Text::default(),
             catalog: None,
@@ -111,6 +114,7 @@ impl Greeting {
                     }
                 }
                 b"id" => greeting.slave_id = unsigned64(value).and_then(|id| u32::try_from(id).ok()),
+                b"broker" => greeting.broker = unsigned64(value).and_then(|id| u32::try_from(id).ok()),
                 b"epoch" => greeting.epoch = unsigned64(value).unwrap_or(0),
                 b"node" => greeting.node = Text::from(&*String::from_utf8_lossy(value)),
                 b"catalog" => greeting.catalog = unsigned64(value),
@@ -145,6 +149,9 @@ impl fmt::Display for Greeting {
         })?;
         if let Some(id) = self.slave_id {
             write!(f, " id={id}")?;
+        }
+        if let Some(broker) = self.broker {
+            write!(f, " broker={broker}")?;
         }
         write!(f, " epoch={}", self.epoch)?;
         if !self.node.is_empty() {
@@ -207,8 +214,9 @@ mod tests {
 
     #[test]
     fn a_slave_tells_how_safely_it_holds_and_where_it_serves() {
-        let text = "role=slave id=3 epoch=7 level=fsync uri=meta://h:8123";
+        let text = "role=slave id=3 broker=5 epoch=7 level=fsync uri=meta://h:8123";
         let greeting = Greeting::parse(text).unwrap();
+        assert_eq!((greeting.slave_id, greeting.broker), (Some(3), Some(5)));
         assert_eq!((greeting.level, &*greeting.uri), (Some(Level::Fsync), "meta://h:8123"));
         assert_eq!(greeting.to_string(), text);
         assert_eq!(Greeting::parse("role=slave level=disk").unwrap().level, None);

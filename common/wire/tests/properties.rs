@@ -46,6 +46,7 @@ fn greeting() -> impl Strategy<Value = Greeting> {
         |(master, slave_id, epoch, node, (catalog, ids, config, wait), (level, uri, quorum, members))| Greeting {
             role: if master { Role::Master } else { Role::Slave },
             slave_id,
+            broker: config,
             epoch,
             node,
             catalog,

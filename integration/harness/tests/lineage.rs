@@ -140,6 +140,27 @@ fn a_foreign_directory_is_left_alone() -> Result<()> {
     Ok(())
 }
 
+/// A slave of another broker id copies nothing, however new it is, and what it knows of reigns ends none here.
+#[test]
+fn a_slave_of_another_broker_is_refused() -> Result<()> {
+    let (a, mut b) = (site()?, site()?);
+    let master = a.start_master(&[])?;
+    put_many(&master, 10, b'a')?;
+    b.set("brokerId", "1");
+    // Its own past has more reigns than the master's.
+    for _ in 0..3 {
+        assert!(b.start_master(&[])?.stop()?.success());
+    }
+    let mut slave = start_slave(&b, 0, &master)?;
+    let line = slave.wait_for_line("this is broker 0")?;
+    assert!(line.contains("slave 0 of broker 1") && line.contains("brokerId") && line.contains("--master"), "{line}");
+    assert!(Raw::connect(&slave.address)?.read_all("test", 0, 0)?.is_empty());
+    put_many(&master, 10, b'b')?;
+    let status = Raw::connect(&master.address)?.ask("stats replicas 1")?.text();
+    assert!(!status.contains("slave 0"), "it is none of ours: {status}");
+    Ok(())
+}
+
 /// A slave that was away while its master's oldest segments went: the log goes on behind the gap, which is shown, and a
 /// promotion wants it accepted by name.
 #[test]

@@ -12,7 +12,7 @@ use metaq_types::{Epoch, Opaque, SlaveId, Status};
 use metaq_wire::{Greeting, Role, Version};
 use std::sync::Arc;
 use tokio::time::Instant;
-use tracing::info;
+use tracing::{info, warn};
 
 /// The heartbeat of clients, and the greeting of replicas.
 pub(crate) fn version(conversation: &mut Conversation, version: Version) {
@@ -21,6 +21,10 @@ pub(crate) fn version(conversation: &mut Conversation, version: Version) {
         return;
     };
     if let Some(refusal) = unproven(conversation) {
+        conversation.outbound().answer(version.opaque, refusal);
+        return;
+    }
+    if let Some(refusal) = of_another_broker(&conversation.node, &greeting) {
         conversation.outbound().answer(version.opaque, refusal);
         return;
     }
@@ -35,6 +39,22 @@ pub(crate) fn version(conversation: &mut Conversation, version: Version) {
         }
         Role::Slave => greet(conversation, version.opaque, greeting),
     }
+}
+
+/// The answer to a node of another broker id, which only a slip can have sent here: its log is none of ours, and its
+/// reigns say nothing about ours.
+fn of_another_broker(node: &Shared, greeting: &Greeting) -> Option<Answer> {
+    let theirs = greeting.broker.filter(|theirs| *theirs != u32::from(node.broker_id.get()))?;
+    let who = match (greeting.role, greeting.slave_id) {
+        (Role::Slave, Some(id)) => format!("slave {id} of broker {theirs}"),
+        _ => format!("a node of broker {theirs}"),
+    };
+    let text = format!(
+        "this is broker {}, and whoever asks is {who}: correct its brokerId, or the address it was given (--master)",
+        node.broker_id
+    );
+    warn!(node = &*greeting.node, "refused a node of another broker: {text}");
+    Some(Answer::text(Status::Forbidden, text))
 }
 
 /// Whether a greeting ends our reign: a newer one is known there. A master that took our place says so itself; of two
@@ -141,7 +161,8 @@ fn welcome(node: &Shared) -> Answer {
         quorums.smallest().map(|smallest| format!(" quorum={smallest} roll={roll} members={members}"))
     });
     let text = format!(
-        "{VERSION} role={role} epoch={} node={} catalog={} ids={} config={} ahead=1{}",
+        "{VERSION} role={role} broker={} epoch={} node={} catalog={} ids={} config={} ahead=1{}",
+        node.broker_id,
         node.store.epoch(),
         node.store.node_id(),
         node.store.catalog_generation(),

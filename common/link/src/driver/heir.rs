@@ -45,8 +45,12 @@ impl Peer {
     pub async fn ask(transport: &LinkTransport, uri: &str, store: &Store) -> Result<Peer, String> {
         let client = transport.reach(uri).await?.client.with_timeout(ANSWER_TIMEOUT);
         // Whoever lives in the same reign reads as far as the log goes, confirmed or not.
-        let greeting =
-            Greeting { epoch: store.epoch().0, node: Text::from(store.node_id()), ..Greeting::new(Role::Master) };
+        let greeting = Greeting {
+            broker: Some(store.ids().broker_id().get().into()),
+            epoch: store.epoch().0,
+            node: Text::from(store.node_id()),
+            ..Greeting::new(Role::Master)
+        };
         let welcome = client.version(Some(&greeting)).await.map_err(text)?;
         let welcome = Greeting::parse(&welcome).ok_or("it knows no greetings")?;
         if welcome.role != Role::Slave {

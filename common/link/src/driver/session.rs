@@ -201,6 +201,7 @@ impl Session {
         let own_node = self.options.store.node_id();
         let greeting = Greeting {
             slave_id: Some(self.options.slave_id.get()),
+            broker: Some(self.options.store.ids().broker_id().get().into()),
             epoch: self.options.store.epoch().0,
             node: Text::from(own_node),
             catalog: self.catalog,
