@@ -30,8 +30,14 @@ pub fn raise_descriptor_limit() {
     }
 }
 
-/// Opens and recovers the store of a configuration. Blocks for as long as recovery takes.
-pub fn open_store(live: &Live) -> Result<Arc<Store>> {
+/// Opens and recovers the store of a configuration.
+pub async fn open_store(live: &Live) -> Result<Arc<Store>> {
+    let live = live.clone();
+    tokio::task::spawn_blocking(move || open_store_here(&live)).await.context("opening the store")?
+}
+
+/// Blocks for as long as recovery takes.
+fn open_store_here(live: &Live) -> Result<Arc<Store>> {
     let config = live.snapshot();
     for path in config.topics.values().map(|topic| &topic.data_path).chain([&config.system.data_path]) {
         check_directory(path)?;

@@ -64,10 +64,7 @@ async fn serve(config: BrokerConfig, local: bool, consent: Consent, sessions: Ha
     let live = Live::new(config);
     let config = live.snapshot();
     let identity = secure::load(&config)?;
-    let store = {
-        let live = live.clone();
-        tokio::task::spawn_blocking(move || assembly::open_store(&live)).await.context("opening the store")??
-    };
+    let store = assembly::open_store(&live).await?;
     let transport = secure::link_transport(&config, identity.as_ref());
     succession::settle(&config, &store, &transport, consent).await?;
     let promotion = reign::measure_promotion(&store, &config.system.data_path)?;

@@ -1,6 +1,6 @@
 use crate::Args;
 use crate::config_sync::ConfigSync;
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
 use metaq_broker::{Node, NodeOptions, NodeRole, rules_for};
 use metaq_config::{BrokerConfig, Live, SlaveConfig};
 use metaq_console::Console;
@@ -26,10 +26,7 @@ pub(crate) async fn serve(config: BrokerConfig, slave_id: SlaveId, slave: SlaveC
     let live = Live::new(config);
     let config = live.snapshot();
     let identity = secure::load(&config)?;
-    let store = {
-        let live = live.clone();
-        tokio::task::spawn_blocking(move || assembly::open_store(&live)).await.context("opening the store")??
-    };
+    let store = assembly::open_store(&live).await?;
     let mut signals = Signals::new()?.since(hangup);
     let _embedded = if args.common.local { Some(assembly::start_embedded(&config)?) } else { None };
 
