@@ -11,7 +11,10 @@ use std::path::Path;
 use std::process::{Command, Output, Stdio};
 use zookeeper_client::{Acls, Client, CreateMode};
 
+/// Prepared, and nobody has decided.
 const BRANCH: &str = "XID:7:01ab:02:uq";
+/// Committed by the tool.
+const DECIDED: &str = "XID:7:01ab:03:uq";
 
 /// A master that serves a registry of its own.
 struct Local {
@@ -101,7 +104,8 @@ fn metaq_words(command: &str, dir: &Path, number: usize) -> String {
         "topic describe" => "test".to_owned(),
         "group describe" => "readers".to_owned(),
         "promote" => format!("--dry-run --config {}", at("node/server.ini")),
-        "txn commit" | "txn rollback" | "txn forget" => BRANCH.to_owned(),
+        "txn commit" | "txn rollback" => BRANCH.to_owned(),
+        "txn forget" => DECIDED.to_owned(),
         "cert init" => format!("--cluster c --dir {}", at(&format!("authority{number}"))),
         "cert issue" => format!("--host h --name n{number} --dir {}", at("certs")),
         "cert show" => at("certs/ca.pem"),
@@ -121,12 +125,12 @@ fn no_command_panics_or_is_silent_about_what_could_not_be_printed() -> Result<()
     fs::copy(node.ini_path(), dir.join("node/server.ini"))?;
     let mut raw = Raw::connect(&local.broker.address)?;
     raw.put("test", 0, b"a message")?.stored()?;
-    for verb in ["BEGIN", "PREPARE"] {
-        ensure!(raw.ask(&format!("transaction {BRANCH} s {verb} 7"))?.code == 200, "{verb}");
-        if verb == "BEGIN" {
-            raw.put_with("test", 0, &format!("0 -1 {BRANCH}"), b"x")?;
-        }
+    for branch in [BRANCH, DECIDED] {
+        ensure!(raw.ask(&format!("transaction {branch} s BEGIN 7"))?.code == 200);
+        raw.put_with("test", 0, &format!("0 -1 {branch}"), b"x")?;
+        ensure!(raw.ask(&format!("transaction {branch} s PREPARE 7"))?.code == 200);
     }
+    printed("metaq", &["--broker", &local.broker.address, "txn", "commit", DECIDED, "--yes"])?;
     Registry::connect(&local.registry)?.write("readers/offsets/test/0-0", "-7-0")?;
     printed("metaq", &["cert", "init", "--cluster", "c", "--dir", &dir.join("certs").display().to_string()])?;
     for command in commands("metaq", "")? {
