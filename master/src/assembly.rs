@@ -287,7 +287,7 @@ pub async fn stop(node: Node, store: &Arc<Store>, registry: Option<Registry>, sy
     }
     let begun = tokio::time::Instant::now();
     // What is not answered by then is cut with its connection.
-    let _ = tokio::time::timeout(DRAIN, node.finish_puts()).await;
+    let _ = tokio::time::timeout(DRAIN, node.answer_what_was_taken()).await;
     node.stop(DRAIN.saturating_sub(begun.elapsed()).max(DRAIN_MIN)).await;
     // Only now: as long as we may acknowledge, no other master may begin to.
     if let Some(registry) = registry {

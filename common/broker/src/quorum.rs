@@ -266,7 +266,7 @@ impl Node {
 
     /// The first step of a stop: no message is taken any more and no transaction begins; what was taken is answered while
     /// the members that have to confirm it are still here, and so are the commands that end a transaction. May be cancelled.
-    pub async fn finish_puts(&self) {
+    pub async fn answer_what_was_taken(&self) {
         let shared = self.shared();
         shared.gate.leave();
         while shared.admission.in_flight() > 0 {
