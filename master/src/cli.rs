@@ -17,7 +17,7 @@ Signals: SIGTERM and SIGINT stop in order (unregister, let clients leave, sync);
 configuration; SIGQUIT, SIGUSR1 and SIGUSR2 change nothing.
 Exit codes: 0 stopped in order; 1 could not start or go on (the last lines say why and what to do); 2 the command line \
 is wrong; 78 the configuration has errors, each printed as file:line: message.
-Every option can be given in the environment as METAQ_ and its name, METAQ_CONFIG for instance; an option wins.";
+What stands behind env: can be given in the environment; an option wins.";
 
 #[derive(Args, Clone, Debug)]
 pub struct CommonArgs {

@@ -341,16 +341,23 @@ fn the_tool_lists_and_decides() -> Result<()> {
     let mut raw = Raw::connect(&master.address)?;
     fill(&mut raw, XID, 2)?;
     check(&command(&mut raw, XID, "PREPARE")?, 200, "0");
+    let run = |words: &[&str]| -> Result<std::process::Output> {
+        let mut metaq = std::process::Command::new(metaq_harness::process::binary_path("metaq")?);
+        Ok(metaq.args(["--broker", &master.address, "txn"]).args(words).output()?)
+    };
     let tool = |words: &[&str]| -> Result<String> {
-        let output = std::process::Command::new(metaq_harness::process::binary_path("metaq")?)
-            .args(["--broker", &master.address, "txn"])
-            .args(words)
-            .output()?;
+        let output = run(words)?;
         assert!(output.status.success(), "{words:?}: {}", String::from_utf8_lossy(&output.stderr));
         Ok(String::from_utf8(output.stdout)?)
     };
     let listed = tool(&["list", "--format", "json"])?;
     assert!(listed.contains(XID) && listed.contains("\"state\":\"prepared\""), "{listed}");
+    // What nobody has decided yet is not forgotten, and not said to be.
+    for words in [&["forget", XID][..], &["forget", XID, "--yes"]] {
+        let refused = run(words)?;
+        assert_eq!(refused.status.code(), Some(1));
+        assert!(String::from_utf8(refused.stderr)?.contains("is prepared"));
+    }
     assert!(tool(&["commit", XID])?.starts_with("would commit"));
     assert_eq!(recover(&mut raw)?, [XID]);
     assert!(tool(&["commit", XID, "--yes"])?.starts_with("done"));

@@ -16,6 +16,7 @@ pub(crate) const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// The options that say which cluster is meant; the first given of broker, zk and config counts.
 #[derive(Args, Clone, Debug)]
+#[command(next_help_heading = "Which brokers")]
 pub(crate) struct Place {
     /// Talk to this broker only, without asking a registry
     #[arg(long, global = true, value_name = "HOST:PORT", env = "METAQ_BROKER", conflicts_with = "zk")]

@@ -38,12 +38,12 @@ const EXIT_USAGE: u8 = 64;
                   'promote' has more of its own."
 )]
 struct Args {
-    #[command(flatten)]
-    place: cluster::Place,
-
     /// How results are printed
     #[arg(long, global = true, value_enum, default_value_t = show::Format::Table)]
     format: show::Format,
+
+    #[command(flatten)]
+    place: cluster::Place,
 
     #[command(subcommand)]
     command: Command,
@@ -77,9 +77,15 @@ enum Command {
 #[derive(Subcommand)]
 enum TopicCommand {
     /// All topics with their partitions, messages and bytes, by broker
+    ///
+    /// As the original counts them: messages are those that came since the broker's start, and what the last file of
+    /// each partition held then; bytes are all that is kept.
     List,
     /// When a put to a topic is answered, and the worst that can happen to it then
-    Describe { topic: String },
+    Describe {
+        /// The topic's name
+        topic: String,
+    },
 }
 
 #[derive(Subcommand)]

@@ -39,6 +39,7 @@ pub(crate) struct PutArgs {
     #[arg(value_name = "FILE", default_value = "-")]
     file: PathBuf,
 
+    /// The topic to send to
     #[arg(long, value_name = "NAME")]
     topic: String,
 

@@ -17,7 +17,7 @@ pub(crate) enum TxnCommand {
     Commit(Decision),
     /// Roll back a prepared branch in its coordinator's place; the coordinator is told when it asks (code 6)
     Rollback(Decision),
-    /// Forget a branch that was decided here: its coordinator will never ask again
+    /// Forget a branch that was committed or rolled back here: its coordinator will never ask again
     Forget(Decision),
 }
 
@@ -119,6 +119,10 @@ async fn decide(source: &Source, decision: &Decision, kind: TransactionKind) -> 
         TransactionKind::HeuristicRollback => "roll back",
         _ => "forget",
     };
+    // The broker takes it and does nothing: what has to be forgotten was decided without its coordinator.
+    if kind == TransactionKind::Forget && !matches!(row.state.as_str(), "committed" | "rolled-back") {
+        bail!("{key} is {}: there is nothing to forget before 'metaq txn commit' or 'rollback' has decided", row.state);
+    }
     if !decision.yes {
         return show::print(&format!(
             "would {what} {key} on broker {}: {}, {} messages, {} bytes, {} s old; add --yes to do it",
