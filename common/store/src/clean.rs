@@ -1,6 +1,8 @@
 use crate::disk::{Disk, replace_file};
+use crate::errors::OpenError;
 use crate::load::modified_nanos;
 use crate::partition::{Health, Partition};
+use crate::texts::{self, Form};
 use metaq_types::PartitionId;
 use std::collections::HashMap;
 use std::fmt::Write;
@@ -10,6 +12,8 @@ use std::ops::Range;
 use std::path::Path;
 
 const FIRST_LINE: &str = "metaq-clean 1";
+
+const FORM: Form = Form { word: "metaq-clean", format: 1, advice: "" };
 
 /// What an orderly stop knows of a partition's last segment, so that the next start need not read it. It counts only
 /// while the file is exactly as it was left.
@@ -78,15 +82,18 @@ pub(crate) fn write(disk: &dyn Disk, path: &Path, mark: &CleanMark) -> io::Resul
 }
 
 /// Reads the mark. `None` without one, or with one that cannot be understood: then everything is read.
-pub(crate) fn read(path: &Path) -> io::Result<Option<CleanMark>> {
-    let bytes = match fs::read(path) {
-        Ok(bytes) => bytes,
-        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
-        Err(error) => return Err(error),
-    };
+pub(crate) fn read(path: &Path) -> Result<Option<CleanMark>, OpenError> {
+    let Some(bytes) = texts::read(path)? else { return Ok(None) };
     let mark = parse(&bytes);
-    if mark.is_none() {
-        tracing::warn!(path = %path.display(), "the mark of the last orderly stop is damaged; reading all last segments");
+    match (&mark, FORM.newer(&bytes)) {
+        (Some(_), _) => {}
+        (None, Some(format)) => tracing::warn!(
+            path = %path.display(), format, known = FORM.format,
+            "the mark of the last orderly stop is that of a newer version; reading all last segments"
+        ),
+        (None, None) => {
+            tracing::warn!(path = %path.display(), "the mark of the last orderly stop is damaged; reading all last segments");
+        }
     }
     Ok(mark)
 }

@@ -8,16 +8,20 @@ use crate::disk::{Disk, replace_file};
 use crate::errors::OpenError;
 use crate::load::list;
 use crate::roots::Root;
+use crate::texts::Form;
 use metaq_types::{Offset, PartitionId};
 use std::collections::BTreeMap;
 use std::fmt::Write;
-use std::fs;
-use std::io::{self, ErrorKind};
+use std::io;
 use std::path::Path;
 
 const FIRST_LINE: &str = "metaq-ended 1";
 
-const ADVICE: &str = "correct it, or remove it: partitions of removed topics then begin at 0 when they come again";
+const FORM: Form = Form {
+    word: "metaq-ended",
+    format: 1,
+    advice: "correct it, or remove it: partitions of removed topics then begin at 0 when they come again",
+};
 
 pub(crate) type Ended = BTreeMap<PartitionId, Offset>;
 
@@ -59,12 +63,8 @@ fn exists(roots: &[Root], id: &PartitionId) -> bool {
 }
 
 fn read(path: &Path) -> Result<Ended, OpenError> {
-    let text = match fs::read_to_string(path) {
-        Ok(text) => text,
-        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Ended::new()),
-        Err(error) => return Err(OpenError::io("read", path)(error)),
-    };
-    let damaged = |reason: String| OpenError::Damaged { path: path.to_path_buf(), reason, advice: ADVICE };
+    let Some(text) = FORM.read(path)? else { return Ok(Ended::new()) };
+    let damaged = |reason: String| FORM.damaged(path, reason);
     let mut lines = text.lines();
     if lines.next() != Some(FIRST_LINE) {
         return Err(damaged(format!("it does not begin with '{FIRST_LINE}'")));

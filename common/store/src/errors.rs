@@ -1,6 +1,8 @@
 use metaq_types::{Offset, PartitionId};
-use std::io;
-use std::path::PathBuf;
+use rustix::io::Errno;
+use std::fmt::Display;
+use std::io::{self, ErrorKind};
+use std::path::{Path, PathBuf};
 
 /// Why an append was not answered with a place. The two kinds a producer must tell apart: *refused* means surely not
 /// stored, everything else means it may be.
@@ -65,10 +67,19 @@ fn full(disk_full: &bool) -> &'static str {
 pub enum OpenError {
     #[error("{path} is in use by another process{holder}; stop it first, or give this broker its own dataPath", path = .path.display())]
     Locked { path: PathBuf, holder: String },
-    #[error("cannot {what} {path}: {source}", path = .path.display())]
+    #[error("cannot {what} {path}: {source}{next}", path = .path.display(), next = next_step(.source))]
     Io { what: &'static str, path: PathBuf, source: io::Error },
     #[error("{path} is damaged: {reason}; {advice}", path = .path.display())]
     Damaged { path: PathBuf, reason: String, advice: &'static str },
+    /// After a downgrade. What is in the file is whole, and may be what this store must not forget.
+    #[error(
+        "{path} was written by a newer version of metaq (format {found}; this one knows {known}): start that version \
+         again, or put back a copy of the data directory from before it ran", path = .path.display()
+    )]
+    Newer { path: PathBuf, found: String, known: String },
+    /// Something else stands where a file or a directory of ours belongs; the text names it, and the way out.
+    #[error("{0}")]
+    Misplaced(String),
     /// Without its journal a broker would forget what it has promised to coordinators.
     #[error(
         "the transaction journal cannot be used: {0}; restore its directory (dataLogPath, .metaq/journal), or move it away and lose what it holds"
@@ -81,9 +92,23 @@ impl OpenError {
         matches!(self, OpenError::Io { source, .. } if crate::writer::is_disk_full(source))
     }
 
+    pub(crate) fn newer(path: &Path, found: impl Display, known: impl Display) -> OpenError {
+        OpenError::Newer { path: path.to_path_buf(), found: found.to_string(), known: known.to_string() }
+    }
+
     pub(crate) fn io(what: &'static str, path: impl Into<PathBuf>) -> impl FnOnce(io::Error) -> OpenError {
         let path = path.into();
         move |source| OpenError::Io { what, path, source }
+    }
+}
+
+/// What an error of the system asks of the operator.
+fn next_step(error: &io::Error) -> &'static str {
+    match error.kind() {
+        ErrorKind::PermissionDenied | ErrorKind::ReadOnlyFilesystem => "; correct its owner, mode or mount",
+        ErrorKind::StorageFull | ErrorKind::QuotaExceeded => "; make room there",
+        _ if error.raw_os_error() == Some(Errno::IO.raw_os_error()) => "; see what the system's log says of the disk",
+        _ => "",
     }
 }
 

@@ -1,8 +1,8 @@
 use crate::disk::{Disk, replace_file};
 use crate::errors::{IdError, OpenError};
+use crate::texts::Form;
 use metaq_types::{BrokerId, MessageId};
 use parking_lot::Mutex;
-use std::fs;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -26,6 +26,12 @@ const STEP_WARNED_MS: i64 = 1_000;
 /// The same for a step while no broker ran, told by the ids that were given before.
 const STEP_WHILE_DOWN_MS: i64 = 3_600_000;
 const STEP_WARNING_INTERVAL: Duration = Duration::from_secs(60);
+
+const FORM: Form = Form {
+    word: "metaq-ids",
+    format: 1,
+    advice: "restore it from a copy; remove it only if no broker with this id has ever run ahead of this machine's clock",
+};
 
 /// Wall clock in milliseconds since 1970.
 pub type WallClock = Arc<dyn Fn() -> i64 + Send + Sync>;
@@ -70,11 +76,7 @@ impl IdClock {
         disk: Arc<dyn Disk>,
         now: WallClock,
     ) -> Result<IdClock, OpenError> {
-        let mark = match fs::read(&path) {
-            Ok(bytes) => read_mark(&path, &bytes)?,
-            Err(error) if error.kind() == ErrorKind::NotFound => 0,
-            Err(error) => return Err(OpenError::io("read", path)(error)),
-        };
+        let mark = FORM.read(&path)?.map_or(Ok(0), |text| read_mark(&path, &text))?;
         // Each crash leaves the mark ahead by what was reserved, so only a large step back is one of the clock.
         let (now_ms, mark_ms) = (now(), time_of(mark) + EPOCH_MS - RESERVED_AHEAD_MS);
         let latest_ms = if mark_ms - now_ms > STEP_WHILE_DOWN_MS { mark_ms } else { now_ms };
@@ -241,13 +243,8 @@ fn following(last: i64, wall_ms: i64, broker_id: BrokerId) -> i64 {
     if same_broker && next & SEQUENCE_MAX != 0 { next } else { id_at(time_of(last) + 1, broker_id) }
 }
 
-fn read_mark(path: &Path, bytes: &[u8]) -> Result<i64, OpenError> {
-    let damaged = || OpenError::Damaged {
-        path: path.to_path_buf(),
-        reason: "it is not a line 'metaq-ids 1 MARK CHECKSUM'".to_string(),
-        advice: "remove it only if no broker with this id has ever run ahead of this machine's clock",
-    };
-    let text = std::str::from_utf8(bytes).map_err(|_| damaged())?;
+fn read_mark(path: &Path, text: &str) -> Result<i64, OpenError> {
+    let damaged = || FORM.damaged(path, "it is not a line 'metaq-ids 1 MARK CHECKSUM'");
     let (line, checksum) = text.trim_end().rsplit_once(' ').ok_or_else(damaged)?;
     if format!("{:08x}", crc32fast::hash(line.as_bytes())) != checksum {
         return Err(damaged());
@@ -259,6 +256,7 @@ fn read_mark(path: &Path, bytes: &[u8]) -> Result<i64, OpenError> {
 mod tests {
     use super::*;
     use crate::disk::OsDisk;
+    use std::fs;
     use std::sync::atomic::AtomicI64;
 
     const NOW_MS: i64 = 1_800_000_000_000;

@@ -3,8 +3,9 @@
 
 use crate::errors::OpenError;
 use crate::load::{Found, list};
+use crate::recovery::partition_of;
 use crate::reigns;
-use crate::roots::OURS;
+use crate::roots::{OURS, known_node_id};
 use crate::scan::{next_good_in, scan};
 use crate::window::Window;
 use metaq_types::{Lineage, Offset, PartitionId};
@@ -52,9 +53,7 @@ pub fn inspect(roots: &[PathBuf]) -> Result<Inspection, OpenError> {
         };
         for entry in entries {
             let entry = entry.map_err(OpenError::io("read", root))?;
-            let Some(id) = entry.file_name().to_str().and_then(|name| name.parse::<PartitionId>().ok()) else {
-                continue;
-            };
+            let Some(Ok(id)) = partition_of(&entry.file_name()) else { continue };
             if logs.iter().any(|log| log.id == id) || !entry.path().is_dir() {
                 continue;
             }
@@ -64,19 +63,11 @@ pub fn inspect(roots: &[PathBuf]) -> Result<Inspection, OpenError> {
     }
     logs.sort_by(|a, b| a.id.cmp(&b.id));
     Ok(Inspection {
-        node_id: read_node_id(&ours("identity"))?,
+        node_id: known_node_id(&ours("identity"))?,
         lineage: reigns::read(&ours("lineage"))?,
         is_clean: ours("clean").exists(),
         logs,
     })
-}
-
-fn read_node_id(path: &Path) -> Result<Option<String>, OpenError> {
-    match fs::read_to_string(path) {
-        Ok(text) => Ok(text.trim_end().strip_prefix("metaq-node 1 ").map(str::to_owned)),
-        Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
-        Err(error) => Err(OpenError::io("read", path)(error)),
-    }
 }
 
 impl LogFiles {

@@ -1,5 +1,6 @@
 use crate::clean::CleanEntry;
 use crate::disk::{Aside, Disk, copy_aside};
+use crate::kind;
 use crate::scan::{Scan, scan};
 use crate::segment::Segment;
 use metaq_types::{MessageId, Offset, PartitionId};
@@ -117,7 +118,8 @@ pub(crate) fn modified_nanos(metadata: &Metadata) -> i128 {
     i128::from(metadata.mtime()) * 1_000_000_000 + i128::from(metadata.mtime_nsec())
 }
 
-/// The `.meta` files of a directory; every other name is none of ours.
+/// The `.meta` files of a directory; every other name is none of ours. What is called as a segment and is no file is an
+/// error: perhaps there was one, and in its place none can be made.
 pub(crate) fn list(directory: &Path) -> Result<Vec<Found>, String> {
     let cannot = |what: &Path, error: io::Error| format!("cannot read {}: {error}", what.display());
     let mut found = Vec::new();
@@ -126,11 +128,12 @@ pub(crate) fn list(directory: &Path) -> Result<Vec<Found>, String> {
         let name = entry.file_name();
         let Some(digits) = name.to_str().and_then(|name| name.strip_suffix(".meta")) else { continue };
         let path = entry.path();
-        let metadata = fs::metadata(&path).map_err(|error| cannot(&path, error))?;
-        if !metadata.is_file() {
-            continue;
-        }
         let base = digits.parse::<u64>().ok().filter(|_| digits.bytes().all(|byte| byte.is_ascii_digit()));
+        let metadata = match kind::file(&path) {
+            Ok(Some(metadata)) => metadata,
+            Err(reason) if base.is_some() => return Err(reason),
+            _ => continue,
+        };
         let (Some(base), Ok(name_digits)) = (base, u8::try_from(digits.len())) else {
             return Err(format!("{} is not named by an offset; move it elsewhere", path.display()));
         };

@@ -1,12 +1,15 @@
 use crate::clean::CleanMark;
 use crate::errors::OpenError;
+use crate::kind;
 use crate::load::{Loaded, Repair, load};
 use crate::partition::{Partition, Shared};
 use crate::roots::Root;
 use crate::store::RulesFor;
 use metaq_types::{PartitionId, PartitionNameError};
 use parking_lot::Mutex;
+use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap};
+use std::ffi::OsStr;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -51,11 +54,14 @@ pub(crate) fn recover_all(
     roots: &[Root],
     clean: Option<&CleanMark>,
     rules: &RulesFor,
-    unserved: BTreeMap<PartitionId, String>,
+    mut unserved: BTreeMap<PartitionId, String>,
 ) -> Result<Recovered, OpenError> {
     let started = Instant::now();
     let mut report = RecoveryReport { clean: clean.is_some(), ..RecoveryReport::default() };
-    let mut places = list_places(roots, &mut report)?;
+    let (mut places, misplaced) = list_places(roots, &mut report)?;
+    for (id, reason) in misplaced {
+        unserved.entry(id).or_insert(reason);
+    }
     places.retain(|place| !unserved.contains_key(&place.id));
     // The names of the partitions' directories. After an orderly stop, too: another broker may have made some since.
     for root in roots {
@@ -111,34 +117,54 @@ fn compare_with_mark(id: &PartitionId, loaded: &Loaded, clean: Option<&CleanMark
     }
 }
 
-/// The partition directories of all data paths. A partition that lies in two is served from the first.
-fn list_places(roots: &[Root], report: &mut RecoveryReport) -> Result<Vec<Place>, OpenError> {
+/// The partition directories of all data paths, and what is called as one and is none. A partition that lies in two is
+/// served from the first.
+fn list_places(
+    roots: &[Root],
+    report: &mut RecoveryReport,
+) -> Result<(Vec<Place>, BTreeMap<PartitionId, String>), OpenError> {
     let mut places = HashMap::<PartitionId, Arc<Path>>::new();
+    let mut misplaced = BTreeMap::new();
     for root in roots {
         for entry in fs::read_dir(&root.path).map_err(OpenError::io("read", &*root.path))? {
             let entry = entry.map_err(OpenError::io("read", &*root.path))?;
-            if !entry.path().is_dir() {
-                continue;
-            }
-            let name = entry.file_name();
-            let parsed = name.to_str().ok_or_else(|| "its name is not UTF-8".to_string());
-            match parsed.map(|name| name.parse::<PartitionId>()) {
-                Ok(Ok(id)) => match places.entry(id) {
-                    std::collections::hash_map::Entry::Vacant(place) => {
+            let Some(named) = partition_of(&entry.file_name()) else { continue };
+            match (named, kind::directory(&entry.path())) {
+                (Ok(id), Ok(Some(_))) => match places.entry(id) {
+                    Entry::Vacant(place) => {
                         place.insert(root.path.clone());
                     }
-                    std::collections::hash_map::Entry::Occupied(place) => {
+                    Entry::Occupied(place) => {
                         let reason = format!("{} is served from {}", place.key(), place.get().display());
                         report_unserved(report, entry.path(), reason);
                     }
                 },
-                Ok(Err(PartitionNameError::NoDash)) => {}
-                Ok(Err(error)) => report_unserved(report, entry.path(), error.to_string()),
-                Err(reason) => report_unserved(report, entry.path(), reason),
+                (Ok(id), Err(reason)) => {
+                    misplaced.entry(id).or_insert(reason);
+                }
+                (Err(reason), Ok(Some(_))) => report_unserved(report, entry.path(), reason),
+                // Nobody would look for messages in it; or it went in this moment.
+                (Err(_), Err(_)) | (_, Ok(None)) => {}
             }
         }
     }
-    Ok(places.into_iter().map(|(id, root)| Place { id, root }).collect())
+    misplaced.retain(|id, _| !places.contains_key(id));
+    Ok((places.into_iter().map(|(id, root)| Place { id, root }).collect(), misplaced))
+}
+
+/// The partition whose directory has this name, or why there can be none; `None` for a name that nobody would take for one.
+pub(crate) fn partition_of(name: &OsStr) -> Option<Result<PartitionId, String>> {
+    let Some(name) = name.to_str() else { return Some(Err("its name is not UTF-8".to_owned())) };
+    match name.parse::<PartitionId>() {
+        Ok(id) if id.to_string() == name => Some(Ok(id)),
+        // One number, one directory: it was copied or renamed by hand.
+        Ok(id) => {
+            let reason = format!("the directory of that partition is called {id}; rename this one if it is to be that");
+            Some(Err(reason))
+        }
+        Err(PartitionNameError::NoDash) => None,
+        Err(error) => Some(Err(error.to_string())),
+    }
 }
 
 fn report_unserved(report: &mut RecoveryReport, directory: PathBuf, reason: String) {

@@ -2,25 +2,24 @@
 
 use crate::disk::{Disk, replace_file};
 use crate::errors::OpenError;
+use crate::texts::Form;
 use metaq_types::Lineage;
-use std::fs;
-use std::io::{self, ErrorKind};
-use std::path::{Path, PathBuf};
+use std::io;
+use std::path::Path;
 
 const FIRST_LINE: &str = "metaq-lineage 1\n";
 
-/// What a damaged file costs, and the way out.
-const ADVICE: &str = "restore it from a copy, or remove it: the node then joins as one that remembers nothing, and its \
-                      last records are compared instead";
+const FORM: Form = Form {
+    word: "metaq-lineage",
+    format: 1,
+    // What a damaged file costs, and the way out.
+    advice: "restore it from a copy, or remove it: the node then joins as one that remembers nothing, and its last \
+             records are compared instead",
+};
 
 pub(crate) fn read(path: &Path) -> Result<Lineage, OpenError> {
-    let text = match fs::read_to_string(path) {
-        Ok(text) => text,
-        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Lineage::default()),
-        Err(error) => return Err(OpenError::io("read", path)(error)),
-    };
-    let damaged =
-        |reason: &str| OpenError::Damaged { path: PathBuf::from(path), reason: reason.to_owned(), advice: ADVICE };
+    let Some(text) = FORM.read(path)? else { return Ok(Lineage::default()) };
+    let damaged = |reason: &str| FORM.damaged(path, reason);
     let (body, checksum) = text
         .strip_suffix('\n')
         .and_then(|text| text.rfind('\n').map(|end| text.split_at(end + 1)))
@@ -28,7 +27,7 @@ pub(crate) fn read(path: &Path) -> Result<Lineage, OpenError> {
     if checksum != format!("{:08x}", crc32fast::hash(body.as_bytes())) {
         return Err(damaged("its checksum does not fit"));
     }
-    let reigns = body.strip_prefix(FIRST_LINE).ok_or_else(|| damaged("it is of another version"))?;
+    let reigns = body.strip_prefix(FIRST_LINE).ok_or_else(|| damaged("it does not begin with 'metaq-lineage 1'"))?;
     reigns.parse().map_err(|error| damaged(&format!("{error}")))
 }
 
@@ -42,6 +41,7 @@ pub(crate) fn write(disk: &dyn Disk, path: &Path, lineage: &Lineage) -> io::Resu
 mod tests {
     use super::*;
     use crate::disk::OsDisk;
+    use std::fs;
 
     #[test]
     fn a_lineage_is_kept_and_damage_is_an_error() {

@@ -1,13 +1,22 @@
 use crate::disk::{Disk, create_dirs, note_holder, replace_file};
 use crate::errors::OpenError;
+use crate::kind;
+use crate::texts::Form;
+use rustix::fs::{Access, access};
 use std::fmt::Write;
 use std::fs::{self, File, OpenOptions, TryLockError};
-use std::io::{ErrorKind, Read};
+use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// Directory of what is ours inside a data path. The original passes over names without a `-`.
 pub(crate) const OURS: &str = ".metaq";
+
+const NODE: Form = Form {
+    word: "metaq-node",
+    format: 1,
+    advice: "restore it from a copy, or remove it to give this directory a new identity",
+};
 
 /// A data path locked for this process.
 pub(crate) struct Root {
@@ -18,10 +27,16 @@ pub(crate) struct Root {
 impl Root {
     /// Creates the directory if it is missing and locks it; the lock ends with the process at the latest.
     pub(crate) fn lock(disk: &dyn Disk, path: &Path) -> Result<Root, OpenError> {
-        create_dirs(disk, &path.join(OURS)).map_err(OpenError::io("create", path))?;
+        let ours = path.join(OURS);
+        kind::directory(path).and_then(|_| kind::directory(&ours)).map_err(OpenError::Misplaced)?;
+        create_dirs(disk, &ours)
+            .map_err(|error| OpenError::io("create", if path.is_dir() { &*ours } else { path })(error))?;
         let path = fs::canonicalize(path).map_err(OpenError::io("find", path))?;
         let ours = path.join(OURS);
+        access(&ours, Access::READ_OK | Access::WRITE_OK | Access::EXEC_OK)
+            .map_err(|error| OpenError::io("write to", &ours)(error.into()))?;
         let lock_path = ours.join("lock");
+        kind::file(&lock_path).map_err(OpenError::Misplaced)?;
         let lock = OpenOptions::new()
             .read(true)
             .write(true)
@@ -57,22 +72,20 @@ fn holder_of(mut lock: &File) -> String {
 
 /// The name of this data directory among all others, for ever: made at its first opening.
 pub(crate) fn node_id(disk: &dyn Disk, path: &Path) -> Result<String, OpenError> {
-    match fs::read_to_string(path) {
-        Ok(text) => match text.trim_end().strip_prefix("metaq-node 1 ") {
-            Some(id) if !id.is_empty() && id.bytes().all(|b| b.is_ascii_hexdigit() || b == b'-') => Ok(id.to_string()),
-            _ => Err(OpenError::Damaged {
-                path: path.to_path_buf(),
-                reason: "it is not a line 'metaq-node 1 ID'".to_string(),
-                advice: "remove it to give this directory a new identity",
-            }),
-        },
-        Err(error) if error.kind() == ErrorKind::NotFound => {
-            let id = new_node_id().map_err(OpenError::io("read", "/dev/urandom"))?;
-            replace_file(disk, path, format!("metaq-node 1 {id}\n").as_bytes())
-                .map_err(OpenError::io("write", path))?;
-            Ok(id)
-        }
-        Err(error) => Err(OpenError::io("read", path)(error)),
+    if let Some(id) = known_node_id(path)? {
+        return Ok(id);
+    }
+    let id = new_node_id().map_err(OpenError::io("read", "/dev/urandom"))?;
+    replace_file(disk, path, format!("metaq-node 1 {id}\n").as_bytes()).map_err(OpenError::io("write", path))?;
+    Ok(id)
+}
+
+/// The same, where there is one.
+pub(crate) fn known_node_id(path: &Path) -> Result<Option<String>, OpenError> {
+    let Some(text) = NODE.read(path)? else { return Ok(None) };
+    match text.trim_end().strip_prefix("metaq-node 1 ") {
+        Some(id) if !id.is_empty() && id.bytes().all(|b| b.is_ascii_hexdigit() || b == b'-') => Ok(Some(id.to_owned())),
+        _ => Err(NODE.damaged(path, "it is not a line 'metaq-node 1 ID'")),
     }
 }
 

@@ -5,6 +5,7 @@ use crate::ended::{self, Ended};
 use crate::errors::{CloseError, CreateError, OpenError};
 use crate::files::FileCache;
 use crate::ids::{IdClock, WallClock};
+use crate::kind;
 use crate::load::{end_of_files, load};
 use crate::metrics::{FlushCause, StoreMetrics};
 use crate::partition::{Partition, Shared};
@@ -14,7 +15,7 @@ use crate::releases::Releases;
 use crate::roots::{Root, node_id};
 use crate::rules::PartitionRules;
 use crate::segment::Segment;
-use crate::wal::{Wal, WalOptions, replay};
+use crate::wal::{self, Wal, WalOptions, replay};
 use crate::writer::is_disk_full;
 use metaq_types::limits::OPEN_FILES_MAX;
 use metaq_types::{BrokerId, Epoch, JOURNAL_TOPIC, Lineage, Offset, PartitionId, Reign, TopicName};
@@ -108,8 +109,9 @@ impl Store {
         let epoch = reigns::read(&lineage_path)?.epoch();
         let ids = IdClock::open(system.ours("ids"), options.broker_id, disk.clone(), options.now.clone())?;
         let clean_mark = system.ours("clean");
-        let clean = clean::read(&clean_mark).map_err(OpenError::io("read", &clean_mark))?;
+        let clean = clean::read(&clean_mark)?;
         let ended = ended::update(&*disk, &system.ours("ended"), &locked, clean.as_ref())?;
+        wal::check(&system.ours("wal"))?;
         clean::remove(&*disk, &clean_mark).map_err(OpenError::io("remove", &clean_mark))?;
         let (wal, unrestored) = match options.wal {
             Some(wal) => open_wal(&disk, &locked, wal).map(|(wal, unrestored)| (Some(wal), unrestored))?,
@@ -219,12 +221,10 @@ impl Store {
         if roots.committers.is_none() {
             return Err(CreateError::Closing);
         }
-        let missing = || cannot_create(id, "there is no such partition".to_owned());
-        let old = self.existing(id).ok_or_else(missing)?;
+        let old = self.existing(id).ok_or_else(|| cannot_create(id, "there is no such partition".to_owned()))?;
         let (new, made) = make(&old)?;
         self.partitions.write().entry(id.topic.clone()).or_default().insert(id.number, Arc::new(new));
-        self.catalog.fetch_add(1, Ordering::SeqCst);
-        self.catalog_moved.notify_waiters();
+        self.bump_catalog();
         Ok(made)
     }
 
@@ -247,8 +247,7 @@ impl Store {
         for id in self.failed.keys() {
             let roots: Vec<_> = self.roots.lock().locked.iter().map(|root| root.path.clone()).collect();
             let end = roots.iter().find_map(|root| end_of_files(&root.join(id.to_string())));
-            let end = end.into_iter().chain(before.get(id).copied()).max();
-            starts.extend(end.map(|end| (id.clone(), end)));
+            starts.extend(end.into_iter().chain(before.get(id).copied()).max().map(|end| (id.clone(), end)));
         }
         let began_unix_ms = wall_clock_ms().max(0) as u64;
         lineage.begin(Reign { epoch, node: self.node_id.clone(), began_unix_ms, starts });
@@ -293,6 +292,7 @@ impl Store {
             reason: format!("in {}: {error}", directory.display()),
             disk_full: is_disk_full(&error),
         };
+        kind::directory(&directory).map_err(|reason| cannot_create(id, reason))?;
         create_dirs(disk, &directory).map_err(cannot)?;
         if let Some(wal) = &self.shared.wal {
             wal.give_back(id, &root).map_err(|error| cannot_create(id, error.to_string()))?;

@@ -37,7 +37,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Instant;
 
-pub(crate) use replay::{Replayed, replay};
+pub(crate) use replay::{Replayed, check, replay};
 use replay::{clear, give_back};
 
 /// The size of the write-ahead log, and when it begins.
@@ -336,7 +336,7 @@ impl Wal {
 
     /// After all partitions are settled, at an orderly close: nothing in the files counts any more, whoever writes to
     /// the partitions' files next.
-    pub(crate) fn close(&self) -> io::Result<()> {
+    pub(crate) fn close(&self) -> Result<(), OpenError> {
         self.active.store(false, Ordering::Relaxed);
         self.ring.lock().current = None;
         clear(&*self.disk, &self.directory)

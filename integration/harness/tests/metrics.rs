@@ -441,16 +441,17 @@ fn start_limited_slave(site: &Site, master: &Broker, properties: &str) -> Result
 #[test]
 fn f56_foreign_directories_are_named_and_do_not_make_a_node_unready() -> Result<()> {
     let mut site = Site::new()?;
+    site.set("numPartitions", "2");
     let console = Console::on(&mut site)?;
     let broker = site.start_master(&[])?;
     Raw::connect(&broker.address)?.put("test", 0, b"x")?.stored()?;
     assert!(broker.stop()?.success());
-    let names = ["foo-bar", "test-0.bak", "test-", "-", "test--1x"];
+    let names = ["foo-bar", "test-0.bak", "test-", "-", "test--1x", "test-007"];
     for name in names.iter().chain(&["lost+found", "nodash"]) {
         std::fs::create_dir(site.data().join(name))?;
     }
     std::fs::create_dir(site.data().join(std::ffi::OsStr::from_bytes(b"t\xff-0")))?;
-    std::fs::write(site.data().join("file-0"), "x")?;
+    std::fs::write(site.data().join("file-x"), "x")?;
     let broker = site.start_master(&[])?;
     console.wait_ready()?;
     let (_, body) = console.ask("GET /readyz")?;
@@ -460,13 +461,41 @@ fn f56_foreign_directories_are_named_and_do_not_make_a_node_unready() -> Result<
         let path = format!("{} ", site.data().join(name).display());
         assert_eq!(log.lines().filter(|line| line.contains(&path)).count(), 1, "{name}: {log}");
     }
-    assert!(log.contains("failed=0 passed_over=6"), "{log}");
+    assert!(log.contains("failed=0 passed_over=7"), "{log}");
     assert_eq!(Raw::connect(&broker.address)?.read_all("test", 0, 0)?.len(), 1);
     assert!(broker.stop()?.success());
     std::fs::create_dir(site.data().join("test-1"))?;
     std::fs::write(site.data().join("test-1/what.meta"), "x")?;
-    let _broker = site.start_master(&[])?;
-    console.wait_reason("not_served")
+    let broker = site.start_master(&[])?;
+    console.wait_reason("not_served")?;
+    assert!(broker.stop()?.success());
+    std::fs::remove_dir_all(site.data().join("test-1"))?;
+    a_file_in_the_place_of_a_partition_is_told(&mut site, &console, "test-1")?;
+    std::fs::create_dir(site.data().join("test-1"))?;
+    a_file_in_the_place_of_a_partition_is_told(&mut site, &console, "test-1/00000000000000000000.meta")
+}
+
+/// A file where there should be a directory, and a fifo where there should be a file.
+fn a_file_in_the_place_of_a_partition_is_told(site: &mut Site, console: &Console, name: &str) -> Result<()> {
+    let path = site.data().join(name);
+    match path.extension() {
+        None => std::fs::write(&path, "x")?,
+        Some(_) => {
+            use rustix::fs::{CWD, FileType, Mode, mknodat};
+            mknodat(CWD, &path, FileType::Fifo, Mode::from_raw_mode(0o600), 0)?;
+        }
+    }
+    let broker = site.start_master(&[])?;
+    console.wait_reason("not_served")?;
+    let shown = path.display().to_string();
+    assert!(broker.log_text().contains(&shown), "{}", broker.log_text());
+    let mut client = Raw::connect(&broker.address)?;
+    let put = client.put("test", 1, b"x")?;
+    assert_eq!((put.code, put.text().contains(&shown)), (500, true), "{}", put.text());
+    assert_eq!(client.put("test", 0, b"x")?.stored()?.partition, 0);
+    assert!(broker.stop()?.success());
+    std::fs::remove_file(path)?;
+    Ok(())
 }
 
 /// Those who connect to the console and say nothing keep nobody from asking whether the node is ready.

@@ -39,6 +39,15 @@ pub(super) enum Item<'a> {
     Forget { partition: PartitionId },
 }
 
+/// What begins the files of all formats: the rest of the magic is the format.
+const ANY_MAGIC: [u8; 6] = *b"metaqw";
+
+/// The format that a file begins with, if it is another than ours.
+pub(super) fn other_format(file: &[u8]) -> Option<String> {
+    let magic = file.first_chunk::<8>().filter(|magic| magic.starts_with(&ANY_MAGIC) && **magic != FILE_MAGIC)?;
+    Some(magic.escape_ascii().to_string())
+}
+
 /// `None` where there is none, or not a whole one.
 pub(super) fn parse_header(file: &[u8]) -> Option<Use> {
     let head = file.get(..HEADER_BYTES)?;
@@ -162,17 +171,18 @@ fn entry_crc(head: &[u8], payload: &[u8]) -> u32 {
     crc.finalize()
 }
 
-/// The items of a file's entries, up to the first entry that is not whole or not of this use.
-pub(super) fn items(file: &[u8], this: Use) -> Vec<Item<'_>> {
+/// The items of a file's entries, up to the first entry that is not whole or not of this use. `None` where an entry is
+/// whole and says what this version does not know: it may be about any partition.
+pub(super) fn items(file: &[u8], this: Use) -> Option<Vec<Item<'_>>> {
     let mut items = Vec::new();
     let mut at = BLOCK_BYTES as usize;
     let mut number = 0;
     while let Some(payload) = entry_at(file, at, this, number) {
-        let Some(()) = parse_items(payload, &mut items) else { break };
+        parse_items(payload, &mut items)?;
         at += (ENTRY_HEAD_BYTES + payload.len()).next_multiple_of(BLOCK_BYTES as usize);
         number += 1;
     }
-    items
+    Some(items)
 }
 
 fn entry_at(file: &[u8], at: usize, this: Use, number: u64) -> Option<&[u8]> {
@@ -257,23 +267,23 @@ mod tests {
         assert_eq!(parse_header(&file), Some(THIS));
         let range = |name, segment, position, bytes| Item::Range { partition: id(name), segment, position, bytes };
         let expected = [range("a-0", 0, 5, b"abc"), range("b-c-17", 4096, 0, &long[..]), range("a-0", 0, 8, b"d")];
-        assert_eq!(items(&file, THIS), expected);
+        assert_eq!(items(&file, THIS).unwrap(), expected);
     }
 
     #[test]
     fn an_entry_counts_only_whole_and_in_its_own_use() {
         let whole = file(&[&[("a-0", 0, 0, b"one")], &[("a-0", 0, 3, b"two")], &[("a-0", 0, 6, b"three")]]);
-        assert_eq!(items(&whole, THIS).len(), 3);
-        assert!(items(&whole, Use { session: 78, ..THIS }).is_empty());
-        assert!(items(&whole, Use { sequence: 4, ..THIS }).is_empty());
+        assert_eq!(items(&whole, THIS).unwrap().len(), 3);
+        assert!(items(&whole, Use { session: 78, ..THIS }).unwrap().is_empty());
+        assert!(items(&whole, Use { sequence: 4, ..THIS }).unwrap().is_empty());
         for at in [0, 4, 9, 17, 25, 33, 36, 45] {
             let mut torn = whole.clone();
             torn[2 * BLOCK_BYTES as usize + at] ^= 1;
-            assert_eq!(items(&torn, THIS).len(), 1, "byte {at} of the second entry");
+            assert_eq!(items(&torn, THIS).unwrap().len(), 1, "byte {at} of the second entry");
         }
         for length in [0, 10, 4096, 4100, 8191, 8192] {
             let left = length / 4096;
-            assert!(items(&whole[..length], THIS).len() <= left, "cut to {length}");
+            assert!(items(&whole[..length], THIS).unwrap().len() <= left, "cut to {length}");
         }
         let mut torn = whole;
         torn[9] ^= 1;
@@ -290,6 +300,6 @@ mod tests {
         let mut file = buffer.finish_first(THIS).to_vec();
         assert_eq!(file.len() as u64, 2 * BLOCK_BYTES);
         file.extend_from_slice(&[0; 5000]);
-        assert_eq!(items(&file, THIS), [Item::Forget { partition: id("a-0") }]);
+        assert_eq!(items(&file, THIS).unwrap(), [Item::Forget { partition: id("a-0") }]);
     }
 }

@@ -1,20 +1,24 @@
 //! What the write-ahead log holds goes into the partitions' files, at the opening after a crash.
 
-use super::format::{BLOCK_BYTES, Buffer, HEADER_BYTES, Item, Use, items, parse_header};
+use super::format::{BLOCK_BYTES, Buffer, HEADER_BYTES, Item, Use, items, other_format, parse_header};
 use crate::disk::{Aside, Disk, keep_aside, replace_file, write_all_at};
 use crate::errors::OpenError;
+use crate::kind;
 use crate::load::list;
 use crate::segment::Segment;
 use metaq_types::{Offset, PartitionId};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
-use std::io::{self, ErrorKind, IoSlice, Read};
+use std::io::{self, IoSlice, Read};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// The file beside those of the ring for what could not be restored.
 const KEPT: &str = "kept";
+
+/// As the files' magic is shown.
+const FORMAT: &str = "metaqwal";
 
 /// A disk writes a sector as a whole or not at all.
 const SECTOR_BYTES: u64 = 512;
@@ -41,6 +45,18 @@ struct Range<'a> {
 
 type Ranges<'a> = BTreeMap<(PartitionId, u64), Vec<Range<'a>>>;
 
+/// Whether the log is one that this version can replay; nothing is changed.
+pub(crate) fn check(directory: &Path) -> Result<(), OpenError> {
+    read(files(directory)?).map(drop)
+}
+
+/// Those of the ring, and what is kept.
+fn files(directory: &Path) -> Result<Vec<PathBuf>, OpenError> {
+    let mut files = places(directory)?;
+    files.push(directory.join(KEPT));
+    Ok(files)
+}
+
 /// Puts the log's ranges into the partitions' files, makes these durable, and clears the log. An orderly
 /// stop has cleared it already, unless a partition could not be synced then. What is wrong with one partition's files
 /// does not concern the others.
@@ -50,12 +66,7 @@ pub(crate) fn replay(disk: &dyn Disk, directory: &Path, roots: &[Arc<Path>]) -> 
         // That a file of it was removed may not be durable, and it must not come back over what is stored from now on.
         disk.sync_dir(directory).map_err(OpenError::io("sync", directory))?;
     }
-    let ring = places(directory).map_err(OpenError::io("read", directory))?;
-    let files = ring.into_iter().chain(kept.exists().then(|| kept.clone()));
-    let mut uses = Vec::new();
-    for (this, path) in uses_of(files).map_err(OpenError::io("read", directory))? {
-        uses.push((this, fs::read(&path).map_err(OpenError::io("read", &path))?));
-    }
+    let uses = read(files(directory)?)?;
     let mut ranges = collect(&uses);
     let (mut restored, mut unrestored, mut absent) = (BTreeMap::new(), BTreeMap::new(), BTreeSet::new());
     for ((partition, segment), ranges) in &ranges {
@@ -78,7 +89,7 @@ pub(crate) fn replay(disk: &dyn Disk, directory: &Path, roots: &[Arc<Path>]) -> 
     ranges.retain(|(partition, _), _| unrestored.contains_key(partition) || absent.contains(partition));
     let last = uses.last().map_or(Use { sequence: 0, session: 0 }, |(this, _)| *this);
     keep(disk, &kept, last, &ranges).map_err(OpenError::io("write", &kept))?;
-    clear(disk, directory).map_err(OpenError::io("clear", directory))?;
+    clear(disk, directory)?;
     let session = session().map_err(OpenError::io("read", "/dev/urandom"))?;
     Ok(Replayed { sequence: last.sequence, session, restored, unrestored, absent })
 }
@@ -92,10 +103,7 @@ pub(super) fn give_back(
     partition: &PartitionId,
 ) -> Result<(), OpenError> {
     let kept = directory.join(KEPT);
-    let mut uses = Vec::new();
-    for (this, path) in uses_of([kept.clone()]).map_err(OpenError::io("read", &kept))? {
-        uses.push((this, fs::read(&path).map_err(OpenError::io("read", &path))?));
-    }
+    let uses = read([kept.clone()])?;
     let Some((last, _)) = uses.last() else { return Ok(()) };
     let mut ranges = collect(&uses);
     for ((_, segment), ranges) in ranges.iter().filter(|((of, _), _)| of == partition) {
@@ -108,14 +116,34 @@ pub(super) fn give_back(
     keep(disk, &kept, *last, &ranges).map_err(OpenError::io("write", &kept))
 }
 
+/// What is in those of the log's files that were used, the oldest use first; all of it is understood.
+fn read(files: impl IntoIterator<Item = PathBuf>) -> Result<Vec<(Use, Vec<u8>)>, OpenError> {
+    let mut read = Vec::new();
+    for (this, path) in uses_of(files)? {
+        let bytes = fs::read(&path).map_err(OpenError::io("read", &path))?;
+        if items(&bytes, this).is_none() {
+            return Err(OpenError::newer(&path, format_args!("{FORMAT} with an entry of another kind"), FORMAT));
+        }
+        read.push((this, bytes));
+    }
+    Ok(read)
+}
+
 /// Of the log's files those that were used, the oldest use first.
-fn uses_of(files: impl IntoIterator<Item = PathBuf>) -> io::Result<Vec<(Use, PathBuf)>> {
+fn uses_of(files: impl IntoIterator<Item = PathBuf>) -> Result<Vec<(Use, PathBuf)>, OpenError> {
     let mut uses = Vec::new();
     for path in files {
+        if kind::file(&path).map_err(OpenError::Misplaced)?.is_none() {
+            continue;
+        }
         let mut head = [0; HEADER_BYTES];
-        if File::open(&path)?.read_exact_at(&mut head, 0).is_ok()
-            && let Some(this) = parse_header(&head)
-        {
+        if File::open(&path).map_err(OpenError::io("open", &path))?.read_exact_at(&mut head, 0).is_err() {
+            continue;
+        }
+        if let Some(found) = other_format(&head) {
+            return Err(OpenError::newer(&path, found, FORMAT));
+        }
+        if let Some(this) = parse_header(&head) {
             uses.push((this, path));
         }
     }
@@ -149,21 +177,22 @@ fn keep(disk: &dyn Disk, path: &Path, this: Use, ranges: &Ranges<'_>) -> io::Res
 }
 
 /// The log's files in the order of the ring; none where there is no log yet.
-fn places(directory: &Path) -> io::Result<Vec<PathBuf>> {
-    match fs::read_dir(directory) {
-        Ok(_) => {}
-        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
-        Err(error) => return Err(error),
+fn places(directory: &Path) -> Result<Vec<PathBuf>, OpenError> {
+    if kind::directory(directory).map_err(OpenError::Misplaced)?.is_none() {
+        return Ok(Vec::new());
     }
-    Ok((0..).map(|place| directory.join(place.to_string())).take_while(|path| path.exists()).collect())
+    fs::read_dir(directory).map_err(OpenError::io("read", directory))?;
+    let is_there = |path: &PathBuf| path.symlink_metadata().is_ok();
+    Ok((0..).map(|place| directory.join(place.to_string())).take_while(is_there).collect())
 }
 
 /// Nothing in the log counts any more. The oldest use first: what an entry says may be untrue without a newer one.
-pub(super) fn clear(disk: &dyn Disk, directory: &Path) -> io::Result<()> {
+pub(super) fn clear(disk: &dyn Disk, directory: &Path) -> Result<(), OpenError> {
     for (_, path) in uses_of(places(directory)?)? {
-        let file = disk.open(&path)?;
-        write_all_at(disk, &file, 0, &mut [IoSlice::new(&[0; BLOCK_BYTES as usize])])?;
-        disk.sync_data(&file)?;
+        let file = disk.open(&path).map_err(OpenError::io("open", &path))?;
+        write_all_at(disk, &file, 0, &mut [IoSlice::new(&[0; BLOCK_BYTES as usize])])
+            .and_then(|()| disk.sync_data(&file))
+            .map_err(OpenError::io("clear", &path))?;
     }
     Ok(())
 }
@@ -172,7 +201,7 @@ pub(super) fn clear(disk: &dyn Disk, directory: &Path) -> io::Result<()> {
 fn collect(uses: &[(Use, Vec<u8>)]) -> Ranges<'_> {
     let mut ranges = Ranges::new();
     for (this, bytes) in uses {
-        for item in items(bytes, *this) {
+        for item in items(bytes, *this).into_iter().flatten() {
             match item {
                 Item::Range { partition, segment, position, bytes } => {
                     ranges.entry((partition, segment)).or_default().push(Range { position, bytes });
@@ -241,11 +270,12 @@ fn find(roots: &[Arc<Path>], partition: &PartitionId, base: Offset) -> Result<(O
     for root in roots {
         let directory = root.join(partition.to_string());
         let path = Segment::new(base).path(&directory);
-        if path.try_exists().map_err(OpenError::io("look for", &path))? {
-            return Ok((Some(path), true));
-        }
-        if !directory.is_dir() {
+        // Not in the place of a directory, nor beside what stands in that of a file.
+        if kind::directory(&directory).map_err(OpenError::Misplaced)?.is_none() {
             continue;
+        }
+        if kind::file(&path).map_err(OpenError::Misplaced)?.is_some() {
+            return Ok((Some(path), true));
         }
         let found =
             list(&directory).map_err(|reason| OpenError::io("look into", &directory)(io::Error::other(reason)))?;
