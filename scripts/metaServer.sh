@@ -130,7 +130,7 @@ rotate_log() {
 # Two people, or a person and a timer, must not start and stop at once.
 lock() {
     mkdir -p "$logs" || die 1 "cannot create $logs"
-    exec 9>"$logs/.lock" || die 1 "cannot write to $logs"
+    { exec 9>"$logs/.lock"; } 2>/dev/null || die 1 "cannot write to $logs"
     flock -n 9 || die 1 "another start, stop or restart is at work (it holds $logs/.lock)"
 }
 
@@ -142,6 +142,8 @@ slave_id() {
     echo "$id"
 }
 
+has_config() { [ -f "$config" ] || die $EX_CONFIG "no $config: copy the sample and edit it"; }
+
 # Whether the data was last used by a slave: then a start as master is a promotion.
 was_slave() {
     local data
@@ -152,6 +154,7 @@ was_slave() {
 # command_of TYPE: fills the array `launch`
 command_of() {
     local program id
+    has_config
     case $1 in
     "" | master | local)
         # Without a slave id the slave's binary says what may be missing, and is the master then.
@@ -210,7 +213,6 @@ registers() {
 start() {
     local type=${1:-} pid log_start deadline
     command_of "$type"
-    [ -f "$config" ] || die $EX_CONFIG "no $config: copy the sample and edit it"
     if pid=$(running_pid); then
         die 1 "Broker is running. (pid $pid)"
     fi
@@ -301,6 +303,7 @@ slave_status() {
 
 stats() {
     local item=
+    has_config
     case ${1:-} in
     "") ;;
     -item) item=${2:-} ;;

@@ -35,7 +35,7 @@ run() {
     local expected=$1 pattern=$2 out code=0
     shift 2
     out=$("${script:-$base/scripts/metaServer.sh}" "$@" 2>&1 </dev/null) || code=$?
-    if [ "$code" = "$expected" ] && grep -qE -- "$pattern" <<<"$out"; then
+    if [[ $code =~ ^$expected$ ]] && grep -qE -- "$pattern" <<<"$out"; then
         passed=$((passed + 1))
     else
         failed=$((failed + 1))
@@ -174,6 +174,16 @@ behave
 echo 'mistake=1' >>"$base/conf/server.ini"
 run 78 "server.ini:9: unknown key" start
 cp "$work/good.ini" "$base/conf/server.ini"
+
+# Without one: what to do, and nothing of the tools that look for it
+mv "$base/conf/server.ini" "$work/"
+for words in start 'restart slave' stats reload; do
+    read -ra verbs <<<"$words"
+    run '(3|78)' '^metaServer.sh: (no .*/conf/server.ini: copy the sample|Broker is stopped)' "${verbs[@]}"
+    holds "no configuration: $words says it in one line" \
+        bash -c "[ \"\$('$base/scripts/metaServer.sh' $words 2>&1 | wc -l)\" = 1 ]"
+done
+mv "$work/server.ini" "$base/conf/"
 
 # Log files
 METAQ_LOG_BYTES_MAX=10 run 0 running start
