@@ -31,6 +31,7 @@ const BLOCKS_MAX: usize = 4;
 
 #[derive(Args)]
 pub(crate) struct ConsumeArgs {
+    /// The topic to read
     #[arg(long, value_name = "NAME")]
     topic: String,
 
