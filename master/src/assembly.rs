@@ -111,13 +111,10 @@ pub fn open_transactions(live: &Live, store: &Arc<Store>) -> Result<Coordinator>
     Ok(coordinator)
 }
 
-/// One line with the counts, and one for each partition that is not served.
+/// One line with the counts. The store has named what is not served.
 fn log_recovery(store: &Store) {
     let report = store.recovery_report();
     let (foreign, failed): (Vec<_>, Vec<_>) = report.failed.iter().partition(|(name, _)| is_foreign(name));
-    for (name, reason) in &failed {
-        error!(partition = name, reason, "not served; the others are");
-    }
     info!(
         node = store.node_id(),
         clean = report.clean,

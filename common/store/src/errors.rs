@@ -67,8 +67,9 @@ fn full(disk_full: &bool) -> &'static str {
 pub enum OpenError {
     #[error("{path} is in use by another process{holder}; stop it first, or give this broker its own dataPath", path = .path.display())]
     Locked { path: PathBuf, holder: String },
-    #[error("cannot {what} {path}: {source}{next}", path = .path.display(), next = next_step(.source))]
-    Io { what: &'static str, path: PathBuf, source: io::Error },
+    /// With the system's error in its text; it is no cause to be told behind it once more.
+    #[error("cannot {what} {path}: {error}{next}", path = .path.display(), next = next_step(.error))]
+    Io { what: &'static str, path: PathBuf, error: io::Error },
     #[error("{path} is damaged: {reason}; {advice}", path = .path.display())]
     Damaged { path: PathBuf, reason: String, advice: &'static str },
     /// After a downgrade. What is in the file is whole, and may be what this store must not forget.
@@ -89,7 +90,7 @@ pub enum OpenError {
 
 impl OpenError {
     pub fn is_disk_full(&self) -> bool {
-        matches!(self, OpenError::Io { source, .. } if crate::writer::is_disk_full(source))
+        matches!(self, OpenError::Io { error, .. } if crate::writer::is_disk_full(error))
     }
 
     pub(crate) fn newer(path: &Path, found: impl Display, known: impl Display) -> OpenError {
@@ -98,7 +99,7 @@ impl OpenError {
 
     pub(crate) fn io(what: &'static str, path: impl Into<PathBuf>) -> impl FnOnce(io::Error) -> OpenError {
         let path = path.into();
-        move |source| OpenError::Io { what, path, source }
+        move |error| OpenError::Io { what, path, error }
     }
 }
 

@@ -70,7 +70,7 @@ pub(crate) fn recover_all(
     let mut partitions = Vec::with_capacity(places.len());
     let mut failed = HashMap::new();
     let mut fail = |id: PartitionId, reason: String, report: &mut RecoveryReport| {
-        tracing::error!(partition = %id, reason, "not served");
+        tracing::error!(partition = %id, reason, "not served; the others are");
         report.failed.push((id.to_string(), reason.clone()));
         failed.insert(id, reason);
     };

@@ -213,6 +213,19 @@ fn what_stands_in_the_place_of_our_own_directories_and_files_is_named() {
     }
 }
 
+/// The disk cannot read a file: as the system says it, once, and with a next step.
+#[test]
+fn an_error_of_the_system_is_told_once() {
+    let setup = stopped(true);
+    let path = setup.path().join(".metaq/lineage");
+    fs::remove_file(&path).unwrap();
+    symlink("/proc/self/mem", &path).unwrap();
+    let error = Store::open(setup.options()).err().unwrap();
+    let text = error.to_string();
+    assert!(text.contains(&path.display().to_string()) && text.contains("the system's log"), "{text}");
+    assert!(std::error::Error::source(&error).is_none(), "who prints the causes as well says it twice");
+}
+
 /// Nobody is kept out by modes who is root.
 #[test]
 fn a_directory_of_ours_that_cannot_be_written_is_named() {
