@@ -17,8 +17,9 @@ struct Row {
     partitions: Option<u32>,
     messages: Option<u64>,
     bytes: Option<u64>,
-    publish: bool,
-    subscribe: bool,
+    /// Not known of a topic that a named broker offers and holds nothing of: only the registry tells.
+    publish: Option<bool>,
+    subscribe: Option<bool>,
     /// Why messages and bytes are not known.
     #[serde(skip_serializing_if = "Option::is_none")]
     unknown: Option<String>,
@@ -40,7 +41,7 @@ pub(crate) async fn list(source: &Source, format: Format) -> anyhow::Result<()> 
             Some(address) => held(address).await.map_err(|error| format!("{error:#}")),
             None => Err("no broker of this id is registered".to_owned()),
         };
-        rows.extend(rows_of(*id, &found.topics, &held));
+        rows.extend(rows_of(*id, &found.topics, &held, matches!(source, Source::Registry(_))));
     }
     rows.sort_by(|a, b| (&a.topic, a.broker).cmp(&(&b.topic, b.broker)));
     let columns = [
@@ -53,6 +54,7 @@ pub(crate) async fn list(source: &Source, format: Format) -> anyhow::Result<()> 
         Column("SUBSCRIBE", false),
         Column("", false),
     ];
+    let yes_or_no = |open: Option<bool>| open.map_or("-", |open| if open { "yes" } else { "no" }).to_owned();
     show::rows(format, &columns, &rows, |row| {
         vec![
             row.topic.clone(),
@@ -60,8 +62,8 @@ pub(crate) async fn list(source: &Source, format: Format) -> anyhow::Result<()> 
             or_dash(row.partitions),
             or_dash(row.messages),
             or_dash(row.bytes),
-            if row.publish { "yes" } else { "no" }.to_owned(),
-            if row.subscribe { "yes" } else { "no" }.to_owned(),
+            yes_or_no(row.publish),
+            yes_or_no(row.subscribe),
             row.unknown.clone().unwrap_or_default(),
         ]
     })?;
@@ -72,6 +74,7 @@ fn rows_of(
     id: BrokerId,
     topics: &BTreeMap<String, metaq_registry::ClusterTopic>,
     held: &Result<BTreeMap<String, Held>, String>,
+    registered: bool,
 ) -> Vec<Row> {
     let of_this_id = |counts: &BTreeMap<(BrokerId, Role), u32>| -> Option<u32> {
         counts.iter().filter(|((broker, _), _)| *broker == id).map(|(_, count)| *count).max()
@@ -90,14 +93,15 @@ fn rows_of(
         }
         // A registered topic that its broker does not list holds nothing yet.
         let known = known.or_else(|| held.is_ok().then(Held::default));
+        let is_told = registered || topics.contains_key(name);
         rows.push(Row {
             topic: name.clone(),
             broker: id.get(),
             partitions: publish.max(subscribe),
             messages: known.map(|held| held.messages),
             bytes: known.map(|held| held.bytes),
-            publish: publish.is_some(),
-            subscribe: subscribe.is_some(),
+            publish: is_told.then_some(publish.is_some()),
+            subscribe: is_told.then_some(subscribe.is_some()),
             unknown: held.as_ref().err().cloned(),
         });
     }
@@ -134,5 +138,16 @@ mod tests {
         let (name, held) = parse_line("gc *Empty*").unwrap();
         assert_eq!((name.as_str(), held.messages), ("gc", 0));
         assert!(parse_line("STATS").is_none() && parse_line("END").is_none());
+    }
+
+    #[test]
+    fn what_only_the_registry_tells_is_not_said_of_a_broker_alone() {
+        let held = Ok(BTreeMap::from([parse_line("gc *Empty*").unwrap()]));
+        let open = |registered| {
+            let rows = rows_of(BrokerId::new(0).unwrap(), &BTreeMap::new(), &held, registered);
+            (rows[0].publish, rows[0].subscribe)
+        };
+        assert_eq!(open(false), (None, None), "it may well be open");
+        assert_eq!(open(true), (Some(false), Some(false)), "it is not registered");
     }
 }

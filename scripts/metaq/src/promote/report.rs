@@ -170,11 +170,14 @@ fn weigh_registry(facts: &Facts, claim: Claim, consent: Consent, against: &mut A
             against.waits.push("ZooKeeper: until it answers, messages are refused and reads are served".to_owned());
         }
         Registry::Told { standing, master_answers } => {
-            let own = facts.running.as_ref().map(|running| running.address.as_str());
+            let is_own = |address: &str| {
+                let running = facts.running.as_ref();
+                running.filter(|running| running.address == address.trim_start_matches("meta://"))
+            };
             match &standing.registered {
-                Some(address) if *master_answers && Some(address.trim_start_matches("meta://")) != own => {
-                    against.refusals.push(alive(address));
-                }
+                Some(address) if *master_answers && is_own(address).is_none() => against.refusals.push(alive(address)),
+                // It is the master itself, which is refused already.
+                Some(address) if is_own(address).is_some_and(|running| running.link.is_none()) => {}
                 Some(address) => against.waits.push(format!(
                     "the end of the session of {address}, which is registered and does not answer: at most {:.0} s after \
                      it died (zk.zkSessionTimeoutMs)",
