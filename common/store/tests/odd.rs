@@ -8,7 +8,7 @@ use metaq_store::{Store, inspect};
 use metaq_types::{Epoch, Offset};
 use rustix::fs::{CWD, FileType, Mode, mknodat};
 use std::fs;
-use std::os::unix::fs::{FileTypeExt, symlink};
+use std::os::unix::fs::{FileTypeExt, PermissionsExt, chown, symlink};
 use std::os::unix::net::UnixListener;
 use std::path::Path;
 use support::{Setup, at, bodies, id, put, read_from};
@@ -229,14 +229,31 @@ fn an_error_of_the_system_is_told_once() {
 /// Nobody is kept out by modes who is root.
 #[test]
 fn a_directory_of_ours_that_cannot_be_written_is_named() {
-    if rustix::process::geteuid().is_root() {
-        return;
-    }
     let setup = stopped(true);
     let ours = setup.path().join(".metaq");
-    fs::set_permissions(&ours, std::os::unix::fs::PermissionsExt::from_mode(0o500)).unwrap();
-    let error = refused(&setup);
-    fs::set_permissions(&ours, std::os::unix::fs::PermissionsExt::from_mode(0o700)).unwrap();
+    fs::set_permissions(&ours, fs::Permissions::from_mode(0o500)).unwrap();
+    let error = as_nobody(&setup.path(), || refused(&setup));
+    fs::set_permissions(&ours, fs::Permissions::from_mode(0o700)).unwrap();
     assert!(error.contains(&ours.display().to_string()) && error.contains("owner, mode or mount"), "{error}");
-    setup.open();
+    as_nobody(&setup.path(), || drop(setup.open()));
+}
+
+/// Runs on a thread that modes hold for, with all below `directory` its own: to root they mean nothing.
+fn as_nobody<T: Send>(directory: &Path, act: impl FnOnce() -> T + Send) -> T {
+    if !rustix::process::geteuid().is_root() {
+        return act();
+    }
+    let nobody = 65534;
+    let mut rest = vec![directory.to_path_buf()];
+    while let Some(path) = rest.pop() {
+        chown(&path, Some(nobody), Some(nobody)).unwrap();
+        rest.extend(fs::read_dir(&path).into_iter().flatten().map(|entry| entry.unwrap().path()));
+    }
+    std::thread::scope(|scope| {
+        let thread = scope.spawn(|| {
+            rustix::thread::set_thread_uid(rustix::process::Uid::from_raw(nobody)).unwrap();
+            act()
+        });
+        thread.join().unwrap()
+    })
 }
