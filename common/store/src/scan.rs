@@ -8,6 +8,9 @@ use std::ops::Range;
 
 const SCAN_BLOCK_BYTES: usize = 256 * 1024;
 
+/// What a disk writes whole or not at all: the least that any does.
+const SECTOR_BYTES: u64 = 512;
+
 /// What a full read of one segment found.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Scan {
@@ -29,7 +32,7 @@ pub(crate) fn scan(file: &File, length: u32) -> io::Result<Scan> {
     let mut window = Window::new(file, length.into(), SCAN_BLOCK_BYTES);
     let mut scan = Scan::default();
     while scan.end < window.length() {
-        match window.record(scan.end)? {
+        match whole_record(&mut window, scan.end)? {
             Some((header, end)) => {
                 let last = scan.boundaries.last().copied().unwrap_or(0);
                 if scan.end >= u64::from(last) + u64::from(INDEX_INTERVAL_BYTES) {
@@ -52,6 +55,31 @@ pub(crate) fn scan(file: &File, length: u32) -> io::Result<Scan> {
     Ok(scan)
 }
 
+/// The record at `at`, unless it is only what is left of one: see [`is_remnant`].
+fn whole_record(window: &mut Window<'_>, at: u64) -> io::Result<Option<(RecordHeader, u64)>> {
+    let Some((header, end)) = window.record(at)? else { return Ok(None) };
+    Ok((!is_remnant(window, at, &header)?).then_some((header, end)))
+}
+
+/// Whether what reads as an empty record is the header of another, which lay over two sectors and of which a power failure
+/// kept the second part only: zeros up to the sector's end, and behind it a body and not the begin of a next record.
+fn is_remnant(window: &mut Window<'_>, at: u64, header: &RecordHeader) -> io::Result<bool> {
+    let in_first = (SECTOR_BYTES - at % SECTOR_BYTES) as usize;
+    if header.length != 0 || header.checksum != 0 || in_first >= HEADER as usize {
+        return Ok(false);
+    }
+    if window.at(at, HEADER as usize)?[..in_first].iter().any(|byte| *byte != 0) {
+        return Ok(false);
+    }
+    let next = at + HEADER;
+    // No message is 16 MiB long, and producers set no flag bits but the lowest. What is torn itself may be shorter.
+    let behind = window.at(next, HEADER as usize)?;
+    let flags = behind.iter().enumerate().take(HEADER as usize).skip(16);
+    let begins_one = behind.first().is_none_or(|byte| *byte == 0)
+        && flags.into_iter().all(|(place, byte)| *byte <= u8::from(place == 19));
+    Ok(!begins_one && window.record(next)?.is_none_or(|(header, _)| header.length == 0))
+}
+
 /// Where good records go on behind the bad one at `bad`; `None` when nothing good follows, so that it is a tail.
 pub(crate) fn next_good_in(file: &File, length: u32, bad: u32) -> io::Result<Option<u32>> {
     let mut window = Window::new(file, length.into(), SCAN_BLOCK_BYTES);
@@ -62,11 +90,14 @@ pub(crate) fn next_good_in(file: &File, length: u32, bad: u32) -> io::Result<Opt
 /// record says it ends is tried first; and when it says it reaches to the end of the file or beyond, as a record torn
 /// by a crash does, others count only if they lead exactly to the end of the file.
 fn next_good(window: &mut Window<'_>, bad: u64) -> io::Result<Option<u64>> {
-    let declared_end = match window.header(bad)? {
-        Some(header) if header.length <= DISCARD_BYTES_MAX => end_of_record(&header, bad),
+    let header = window.header(bad)?;
+    let is_remnant = header.map_or(Ok(false), |header| is_remnant(window, bad, &header))?;
+    let declared_end = match header {
+        Some(header) if !is_remnant && header.length <= DISCARD_BYTES_MAX => end_of_record(&header, bad),
         _ => None,
     };
-    let whole_rest = declared_end.is_some_and(|end| end >= window.length());
+    // Of a remnant it is not known how far it reached.
+    let whole_rest = is_remnant || declared_end.is_some_and(|end| end >= window.length());
     if let Some(end) = declared_end
         && matches!(chain(window, end)?, Chain::Good | Chain::ToTheEnd)
     {

@@ -69,6 +69,40 @@ fn a_zero_tail_is_cut_and_empty_messages_stay() {
     }
 }
 
+/// A power failure may keep of a record what lies behind a sector's end and lose what lies before it. Zeros in front of
+/// the rest of a header read as an empty message: it is none, and what really is one stays.
+#[test]
+fn what_is_left_of_a_header_over_two_sectors_is_no_message() {
+    for before in 1..20 {
+        let first = vec![b'f'; 492 - before];
+        for body in [b"a".to_vec(), b"hello".to_vec(), vec![b'x'; 30], vec![0xab; 2737]] {
+            let setup = crashed(&[&first, &body]);
+            let segment = setup.segment("test-0", 0);
+            let header = fs::read(&segment).unwrap()[512 - before..512].to_vec();
+            edit(&segment, |file| file.write_all_at(&vec![0; before], 512 - before as u64).unwrap());
+            let store = setup.open();
+            let read = bodies(&read_from(&store.get("test", 0).unwrap(), 0, 1 << 20));
+            match header.iter().all(|byte| *byte == 0) {
+                true => assert_eq!(read, [first.clone(), body], "nothing was lost of it"),
+                false => assert_eq!(read, std::slice::from_ref(&first), "{before} bytes lost, {} follow", body.len()),
+            }
+        }
+        for (behind, cut) in [(&[][..], 0), (&[&b"next"[..]], 0), (&[&b""[..]], 0), (&[&[0xab; 3000][..]], 1)] {
+            let all: Vec<&[u8]> = [&first, &b""[..]].into_iter().chain(behind.iter().copied()).collect();
+            let setup = crashed(&all);
+            let segment = setup.segment("test-0", 0);
+            edit(&segment, |file| file.set_len(file.metadata().unwrap().len() - cut).unwrap());
+            let store = setup.open();
+            let read = bodies(&read_from(&store.get("test", 0).unwrap(), 0, 1 << 20));
+            assert_eq!(
+                read,
+                all[..all.len() - cut as usize],
+                "{before} bytes of the empty one before the sector's end"
+            );
+        }
+    }
+}
+
 /// F21: lengths are claims; neither memory nor time is spent on them.
 #[test]
 fn a_wrong_length_in_the_last_record_cuts_that_record_only() {
