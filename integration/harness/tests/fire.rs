@@ -31,6 +31,8 @@ fn rounds_of_faults_lose_nothing_that_was_confirmed() -> Result<()> {
     println!("METAQ_SEED={seed} METAQ_ROUNDS={rounds}");
     let summary = rounds::run(seed, rounds as usize)?;
     println!("{summary:?}");
+    let cut_off = summary.java.cut_off;
+    ensure!(cut_off <= 1 + rounds as usize / 25, "the client cut itself off {cut_off} times, which is no accident");
     let least = summary.acknowledged.min(summary.java.received);
     ensure!(least > 100 * rounds as usize, "hardly any load: {summary:?}");
     Ok(())
