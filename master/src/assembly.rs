@@ -39,7 +39,9 @@ pub async fn open_store(live: &Live) -> Result<Arc<Store>> {
 /// Blocks for as long as recovery takes.
 fn open_store_here(live: &Live) -> Result<Arc<Store>> {
     let config = live.snapshot();
-    for path in config.topics.values().map(|topic| &topic.data_path).chain([&config.system.data_path]) {
+    // Of many topics with few paths each path once.
+    let own: BTreeSet<_> = config.topics.values().map(|topic| topic.data_path.clone()).collect();
+    for path in own.iter().chain([&config.system.data_path]) {
         check_directory(path)?;
     }
     let path = &config.system.data_path;
@@ -50,7 +52,6 @@ fn open_store_here(live: &Live) -> Result<Arc<Store>> {
         config.system.broker_id,
         Arc::new(move |topic: &str| metaq_broker::rules_for(&rules_from.snapshot(), topic)),
     );
-    let own: BTreeSet<_> = config.topics.values().map(|topic| topic.data_path.clone()).collect();
     options.extra_data_paths = own.into_iter().filter(|path| *path != config.system.data_path).collect();
     options.journal_path = Some(metaq_broker::journal_path(&config));
     let store = Store::open(options)

@@ -4,13 +4,13 @@ use crate::assembly::{self, Signals};
 use anyhow::{Context, Result, bail};
 use metaq_broker::{Gate, Node, Successor};
 use metaq_config::BrokerConfig;
-use metaq_link::driver::LinkTransport;
+use metaq_link::driver::{LinkTransport, introduction};
 use metaq_link::promotion::{Measurement, Record, measure};
 use metaq_link::verdict::{Claim, Rival, may_reign};
 use metaq_registry::fence::{ClaimError, Fence, Lease, Standing, claim};
 use metaq_store::Store;
 use metaq_types::{Epoch, Lineage};
-use metaq_wire::{Greeting, Role, Text};
+use metaq_wire::Role;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -202,12 +202,7 @@ async fn wait_for_room(store: &Arc<Store>, epoch: Epoch) -> Result<()> {
 /// Where no registry keeps two masters apart: tells the old master, over and over, that its reign is over, should it
 /// live or come back. Ends when it is dropped.
 pub(crate) async fn tell_predecessor(uri: String, transport: LinkTransport, store: Arc<Store>) {
-    let greeting = Greeting {
-        broker: Some(store.ids().broker_id().get().into()),
-        epoch: store.epoch().0,
-        node: Text::from(store.node_id()),
-        ..Greeting::new(Role::Master)
-    };
+    let greeting = introduction(&store, Role::Master);
     loop {
         // The way a slave would take: a master may listen to no other.
         if let Ok(way) = transport.reach(&uri).await

@@ -131,7 +131,7 @@ impl<'a> Values<'a> {
 
     /// A path that was written. What a shell would have read otherwise is a slip of whoever wrote it.
     pub(crate) fn path_of(&mut self, key: &Key, text: &str) -> PathBuf {
-        if text.starts_with(['~', '"', '\'']) || text.starts_with('$') {
+        if text.starts_with(['~', '"', '\'', '$']) {
             self.fault(
                 key,
                 format!(

@@ -29,6 +29,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use metaq_store::{PartitionRules, Store};
 use metaq_types::{PartitionId, SlaveId};
+use metaq_wire::{Greeting, Role, Text};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
@@ -66,6 +67,16 @@ pub struct LinkOptions {
     pub master: watch::Receiver<Option<String>>,
     /// Where the record for a promotion is kept; see [`crate::promotion`].
     pub data_path: std::path::PathBuf,
+}
+
+/// What a node says of itself to whichever other it greets.
+pub fn introduction(store: &Store, role: Role) -> Greeting {
+    Greeting {
+        broker: Some(store.ids().broker_id().get().into()),
+        epoch: store.epoch().0,
+        node: Text::from(store.node_id()),
+        ..Greeting::new(role)
+    }
 }
 
 /// Asks a link how far it is.

@@ -11,8 +11,6 @@ use std::io::{self, ErrorKind};
 use std::ops::Range;
 use std::path::Path;
 
-const FIRST_LINE: &str = "metaq-clean 1";
-
 const FORM: Form = Form { word: "metaq-clean", format: 1, advice: "" };
 
 /// What an orderly stop knows of a partition's last segment, so that the next start need not read it. It counts only
@@ -68,7 +66,7 @@ impl CleanEntry {
 pub(crate) type CleanMark = HashMap<PartitionId, CleanEntry>;
 
 pub(crate) fn write(disk: &dyn Disk, path: &Path, mark: &CleanMark) -> io::Result<()> {
-    let mut text = format!("{FIRST_LINE}\n");
+    let mut text = FORM.head() + "\n";
     for (id, entry) in mark {
         let CleanEntry { base, length, modified_nanos, records, damage } = entry;
         write!(text, "{id} {base} {length} {modified_nanos} {records}").expect("a string takes all that is written");
@@ -114,7 +112,7 @@ fn parse(bytes: &[u8]) -> Option<CleanMark> {
         return None;
     }
     let mut lines = body.lines();
-    if lines.next()? != FIRST_LINE {
+    if lines.next()? != FORM.head() {
         return None;
     }
     lines.map(parse_line).collect()

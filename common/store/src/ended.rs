@@ -15,8 +15,6 @@ use std::fmt::Write;
 use std::io;
 use std::path::Path;
 
-const FIRST_LINE: &str = "metaq-ended 1";
-
 const FORM: Form = Form {
     word: "metaq-ended",
     format: 1,
@@ -66,8 +64,9 @@ fn read(path: &Path) -> Result<Ended, OpenError> {
     let Some(text) = FORM.read(path)? else { return Ok(Ended::new()) };
     let damaged = |reason: String| FORM.damaged(path, reason);
     let mut lines = text.lines();
-    if lines.next() != Some(FIRST_LINE) {
-        return Err(damaged(format!("it does not begin with '{FIRST_LINE}'")));
+    let head = FORM.head();
+    if lines.next() != Some(&*head) {
+        return Err(damaged(format!("it does not begin with '{head}'")));
     }
     let entry = |line: &str| -> Option<(PartitionId, Offset)> {
         let (id, end) = line.rsplit_once(' ')?;
@@ -78,7 +77,7 @@ fn read(path: &Path) -> Result<Ended, OpenError> {
 }
 
 fn write(disk: &dyn Disk, path: &Path, ended: &Ended) -> io::Result<()> {
-    let mut text = format!("{FIRST_LINE}\n");
+    let mut text = FORM.head() + "\n";
     for (id, end) in ended {
         writeln!(text, "{id} {end}").expect("a string takes all that is written");
     }

@@ -187,7 +187,7 @@ impl IdClock {
 
     /// Under `writing`: the file first, then the promise.
     fn persist(&self, mark: i64) -> Result<(), IdError> {
-        let line = format!("metaq-ids 1 {mark}");
+        let line = format!("{} {mark}", FORM.head());
         let content = format!("{line} {:08x}\n", crc32fast::hash(line.as_bytes()));
         replace_file(&*self.disk, &self.path, content.as_bytes()).map_err(|error| IdError {
             path: self.path.clone(),
@@ -244,12 +244,12 @@ fn following(last: i64, wall_ms: i64, broker_id: BrokerId) -> i64 {
 }
 
 fn read_mark(path: &Path, text: &str) -> Result<i64, OpenError> {
-    let damaged = || FORM.damaged(path, "it is not a line 'metaq-ids 1 MARK CHECKSUM'");
+    let damaged = || FORM.damaged(path, format!("it is not a line '{} MARK CHECKSUM'", FORM.head()));
     let (line, checksum) = text.trim_end().rsplit_once(' ').ok_or_else(damaged)?;
     if format!("{:08x}", crc32fast::hash(line.as_bytes())) != checksum {
         return Err(damaged());
     }
-    line.strip_prefix("metaq-ids 1 ").and_then(|mark| mark.parse().ok()).ok_or_else(damaged)
+    line.strip_prefix(&*FORM.head()).and_then(|mark| mark.strip_prefix(' ')?.parse().ok()).ok_or_else(damaged)
 }
 
 #[cfg(test)]

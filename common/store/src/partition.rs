@@ -77,7 +77,7 @@ pub struct Partition {
     pub(crate) records: AtomicU64,
     pub(crate) syncs: AtomicU64,
     pub(crate) poison: OnceLock<String>,
-    pub(crate) closed: AtomicBool,
+    closed: AtomicBool,
     pub(crate) readers: Notify,
     /// Told when consumers may read further although nothing became durable.
     pub(crate) consumers: Notify,

@@ -104,7 +104,7 @@ impl Partition {
             confirmed.as_mut().enable();
             let mut offered = std::pin::pin!(self.members.notified());
             offered.as_mut().enable();
-            if self.end_for(reader) > offset || self.closed.load(Ordering::SeqCst) {
+            if self.end_for(reader) > offset || self.is_closed() {
                 return;
             }
             if self.waits_for_sync(reader) {

@@ -7,8 +7,6 @@ use metaq_types::Lineage;
 use std::io;
 use std::path::Path;
 
-const FIRST_LINE: &str = "metaq-lineage 1\n";
-
 const FORM: Form = Form {
     word: "metaq-lineage",
     format: 1,
@@ -27,12 +25,14 @@ pub(crate) fn read(path: &Path) -> Result<Lineage, OpenError> {
     if checksum != format!("{:08x}", crc32fast::hash(body.as_bytes())) {
         return Err(damaged("its checksum does not fit"));
     }
-    let reigns = body.strip_prefix(FIRST_LINE).ok_or_else(|| damaged("it does not begin with 'metaq-lineage 1'"))?;
+    let head = FORM.head();
+    let reigns = body.strip_prefix(&*head).and_then(|rest| rest.strip_prefix('\n'));
+    let reigns = reigns.ok_or_else(|| damaged(&format!("it does not begin with '{head}'")))?;
     reigns.parse().map_err(|error| damaged(&format!("{error}")))
 }
 
 pub(crate) fn write(disk: &dyn Disk, path: &Path, lineage: &Lineage) -> io::Result<()> {
-    let body = format!("{FIRST_LINE}{lineage}");
+    let body = format!("{}\n{lineage}", FORM.head());
     let checksum = crc32fast::hash(body.as_bytes());
     replace_file(disk, path, format!("{body}{checksum:08x}\n").as_bytes())
 }

@@ -76,16 +76,16 @@ pub(crate) fn node_id(disk: &dyn Disk, path: &Path) -> Result<String, OpenError>
         return Ok(id);
     }
     let id = new_node_id().map_err(OpenError::io("read", "/dev/urandom"))?;
-    replace_file(disk, path, format!("metaq-node 1 {id}\n").as_bytes()).map_err(OpenError::io("write", path))?;
+    replace_file(disk, path, format!("{} {id}\n", NODE.head()).as_bytes()).map_err(OpenError::io("write", path))?;
     Ok(id)
 }
 
 /// The same, where there is one.
 pub(crate) fn known_node_id(path: &Path) -> Result<Option<String>, OpenError> {
     let Some(text) = NODE.read(path)? else { return Ok(None) };
-    match text.trim_end().strip_prefix("metaq-node 1 ") {
+    match text.trim_end().strip_prefix(&*NODE.head()).and_then(|id| id.strip_prefix(' ')) {
         Some(id) if !id.is_empty() && id.bytes().all(|b| b.is_ascii_hexdigit() || b == b'-') => Ok(Some(id.to_owned())),
-        _ => Err(NODE.damaged(path, "it is not a line 'metaq-node 1 ID'")),
+        _ => Err(NODE.damaged(path, format!("it is not a line '{} ID'", NODE.head()))),
     }
 }
 

@@ -19,6 +19,11 @@ pub(crate) struct Form {
 }
 
 impl Form {
+    /// What a text of it begins with: the word and the number.
+    pub(crate) fn head(&self) -> String {
+        format!("{} {}", self.word, self.format)
+    }
+
     /// The text, of a format that is known; `None` where there is no file. Its content is for the caller to judge.
     pub(crate) fn read(&self, path: &Path) -> Result<Option<String>, OpenError> {
         let Some(bytes) = read(path)? else { return Ok(None) };

@@ -10,10 +10,10 @@ use std::time::Duration;
 use metaq_client::{Client, ClientError, GetAnswer};
 use metaq_store::{Partition, PartitionRules, Store};
 use metaq_types::{Epoch, Offset, PartitionId};
-use metaq_wire::{Greeting, Role, Text};
+use metaq_wire::{Greeting, Role};
 
-use super::append;
 use super::transport::LinkTransport;
+use super::{append, introduction};
 use crate::listing::{self, Listed};
 use crate::members::{self, KnownMember};
 use crate::pull::{Answer, Log, Pull, Step};
@@ -45,12 +45,7 @@ impl Peer {
     pub async fn ask(transport: &LinkTransport, uri: &str, store: &Store) -> Result<Peer, String> {
         let client = transport.reach(uri).await?.client.with_timeout(ANSWER_TIMEOUT);
         // Whoever lives in the same reign reads as far as the log goes, confirmed or not.
-        let greeting = Greeting {
-            broker: Some(store.ids().broker_id().get().into()),
-            epoch: store.epoch().0,
-            node: Text::from(store.node_id()),
-            ..Greeting::new(Role::Master)
-        };
+        let greeting = introduction(store, Role::Master);
         let welcome = client.version(Some(&greeting)).await.map_err(text)?;
         let welcome = Greeting::parse(&welcome).ok_or("it knows no greetings")?;
         if welcome.role != Role::Slave {

@@ -14,13 +14,13 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
-use super::LinkOptions;
 use super::board::Board;
 use super::budget::Budget;
 use super::follow::{self, Follow};
 use super::join::{Held, compare_ends, join};
 use super::transport::Way;
 use super::trim;
+use super::{LinkOptions, introduction};
 use crate::listing::{self, Listed};
 use crate::pull::{Log, Pull};
 
@@ -201,15 +201,12 @@ impl Session {
         let own_node = self.options.store.node_id();
         let greeting = Greeting {
             slave_id: Some(self.options.slave_id.get()),
-            broker: Some(self.options.store.ids().broker_id().get().into()),
-            epoch: self.options.store.epoch().0,
-            node: Text::from(own_node),
             catalog: self.catalog,
             wait: wait.filter(|_| self.catalog.is_some()),
             level: Some(level(&self.options.store)),
             uri: Text::from(&*self.options.uri),
             roll: Some(self.board.saved_roll()),
-            ..Greeting::new(Role::Slave)
+            ..introduction(&self.options.store, Role::Slave)
         };
         let answer = in_time(self.way.client.version(Some(&greeting)), wait).await?;
         self.board.heard();
