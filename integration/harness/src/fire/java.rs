@@ -50,7 +50,7 @@ pub struct Counts {
     pub again: usize,
     /// Groups that had read what was lost with an old master, as announced, and gave way to a new one.
     pub begun_anew: usize,
-    /// Groups that had closed their own connection for good, see [`JavaConsumers::has_closed_its_connection`].
+    /// Groups that had closed their own connection for good, as the client does now and then.
     pub cut_off: usize,
 }
 
