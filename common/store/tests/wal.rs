@@ -9,6 +9,7 @@ use metaq_types::Offset;
 use metaq_types::limits::WAL_UNSETTLED_BYTES_MAX;
 use std::collections::BTreeMap;
 use std::fs;
+use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -223,7 +224,7 @@ fn what_only_the_log_holds_outlives_a_stop() {
     let options = |disk| StoreOptions { disk, wal: Some(WalOptions { files: 2, ..WAL }), ..setup.options() };
     let disk = Arc::new(faulty::FaultyDisk::default());
     let until = Instant::now() + DEADLINE;
-    // The first time makes the log's files, so that the second time only the partition is left to sync.
+    // The second time at the latest the message goes into a file of the log that has room for it.
     for fails in [false, true] {
         let store = Store::open(options(disk.clone())).unwrap();
         let partition = setup.partition(&store, "test-0");
@@ -233,7 +234,8 @@ fn what_only_the_log_holds_outlives_a_stop() {
         }
         put(&partition, b"in the log alone").unwrap();
         if fails {
-            disk.add(faulty::Fault::SyncError);
+            let segment = fs::metadata(setup.segment("test-0", 0)).unwrap();
+            disk.add(faulty::Fault::SyncErrorOf(segment.ino()));
         }
         assert_eq!(store.close().is_err(), fails);
     }

@@ -6,6 +6,7 @@ pub mod authority;
 pub mod fire;
 pub mod original;
 pub mod pair;
+pub mod ports;
 pub mod process;
 pub mod raw;
 pub mod relay;

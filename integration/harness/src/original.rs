@@ -3,12 +3,12 @@
 //! `integration/original` says how it is run; its jars are fetched once into `target/original-run` (or
 //! `METAQ_ORIGINAL_DIR`) and used from there by every test.
 
+use crate::ports::free_port;
 use crate::process::{Broker, Site};
 use crate::zookeeper::ZooKeeper;
 use anyhow::{Context, Result, ensure};
 use std::env;
 use std::fs::{self, File};
-use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -23,7 +23,7 @@ const OPENED: [&str; 6] = ["java.lang", "java.util", "java.nio", "sun.nio.ch", "
 pub fn site(zookeeper: &ZooKeeper) -> Result<Site> {
     let mut site = Site::new()?;
     let journal = site.path().join("journal").display().to_string();
-    site.set("serverPort", &free_port()?).set("dashboardHttpPort", &free_port()?);
+    site.set("serverPort", &free_port()?.to_string()).set("dashboardHttpPort", &free_port()?.to_string());
     site.set("dataLogPath", &journal).set("deletePolicy", "delete,168");
     register(&mut site, zookeeper);
     Ok(site)
@@ -99,9 +99,4 @@ fn write_log_settings(site: &Site) -> Result<PathBuf> {
                     log4j.appender.out.layout.ConversionPattern=%d{HH:mm:ss,SSS} %p %c{1} %m%n\n";
     fs::write(&path, settings)?;
     Ok(path)
-}
-
-/// Free at this moment; the original has no way to ask for any.
-fn free_port() -> Result<String> {
-    Ok(TcpListener::bind("127.0.0.1:0")?.local_addr()?.port().to_string())
 }

@@ -2,12 +2,13 @@
 //!
 //! `ZOOKEEPER_CLASSPATH` in the environment takes another version's jars instead.
 
+use crate::ports::free_address_of;
 use crate::process::PATIENCE;
 use anyhow::{Context, Result, bail, ensure};
 use std::env;
 use std::fs::{self, File};
 use std::io::{Read, Write};
-use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -52,7 +53,7 @@ impl ZooKeeper {
         let mut attempt = 0;
         loop {
             let dir = tempfile::Builder::new().prefix("zookeeper-").tempdir()?;
-            let address = TcpListener::bind((host, 0))?.local_addr()?;
+            let address = free_address_of(host)?;
             let mut zookeeper = ZooKeeper { dir, address, child: None };
             attempt += 1;
             match zookeeper.run() {

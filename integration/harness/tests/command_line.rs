@@ -1,10 +1,10 @@
 //! What people type: checks of the configuration, and what a wrong one says.
 
 use anyhow::{Context, Result};
+use metaq_harness::ports::{free_address, free_port};
 use metaq_harness::process::{Broker, Site, binary_path, wait_until};
 use metaq_harness::raw::Raw;
 use rustix::process::{Pid, Signal, kill_process};
-use std::net::TcpListener;
 use std::process::{Command, Output};
 
 fn run(site: &Site, binary: &str, arguments: &[&str]) -> Result<(Output, String)> {
@@ -76,7 +76,7 @@ fn a_slave_without_a_way_to_its_master_says_so() -> Result<()> {
 fn a_broker_outlives_its_log() -> Result<()> {
     let site = Site::new()?;
     for sink in ["exec \"$0\" \"$@\" >/dev/full 2>&1", "exec \"$0\" \"$@\" >&- 2>&-", "exec \"$0\" \"$@\" 2> >(exit)"] {
-        let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
+        let port = free_port()?;
         let mut site = Site::new()?;
         site.set("serverPort", &port.to_string()).write_ini()?;
         let mut command = Command::new("bash");
@@ -161,7 +161,7 @@ fn signals_that_are_not_meant_to_end_a_broker_do_not() -> Result<()> {
 #[test]
 fn reading_a_partition_that_does_not_exist_fails() -> Result<()> {
     let mut site = Site::new()?;
-    let registry = TcpListener::bind("127.0.0.1:0")?.local_addr()?.to_string();
+    let registry = free_address()?.to_string();
     site.topic("test", &[("numPartitions", "2")]);
     site.set_zookeeper("zk.zkEnable", "true").set_zookeeper("zk.zkConnect", &registry);
     let mut broker = site.start_master(&["--local"])?;

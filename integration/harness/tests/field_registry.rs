@@ -2,13 +2,13 @@
 
 use anyhow::{Context, Result};
 use metaq_config::BrokerConfig;
+use metaq_harness::ports::free_address;
 use metaq_harness::process::{Broker, Site, wait_until};
 use metaq_harness::raw::Raw;
 use metaq_harness::zookeeper::ZooKeeper;
 use metaq_registry::{Cluster, Role, lookup};
 use metaq_types::BrokerId;
 use rustix::process::Signal;
-use std::net::TcpListener;
 
 struct Registered {
     zookeeper: ZooKeeper,
@@ -199,7 +199,7 @@ fn a_broker_serves_reads_before_zookeeper_is_there() -> Result<()> {
 #[test]
 fn a_put_before_zookeeper_answers_names_it() -> Result<()> {
     let mut site = Site::new()?;
-    let nowhere = TcpListener::bind("127.0.0.1:0")?.local_addr()?.to_string();
+    let nowhere = free_address()?.to_string();
     site.set_zookeeper("zk.zkEnable", "true").set_zookeeper("zk.zkConnect", &nowhere);
     site.write_ini()?;
     let mut broker = Broker::spawn(&site, "metaq-master", &[])?;

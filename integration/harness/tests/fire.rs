@@ -8,12 +8,13 @@ use metaq_harness::fire::load::Load;
 use metaq_harness::fire::namespaces::{Cut, Hub};
 use metaq_harness::fire::{rounds, say_loudly};
 use metaq_harness::pair::{assert_same, wait_level};
+use metaq_harness::ports::free_port;
 use metaq_harness::process::{Broker, Site, wait_until};
 use metaq_harness::raw::Raw;
 use metaq_harness::relay::Relay;
 use metaq_harness::zookeeper::ZooKeeper;
 use rustix::process::Signal;
-use std::net::{IpAddr, SocketAddr, TcpListener};
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -144,7 +145,7 @@ fn a_slave_knows_the_reign_it_follows() -> Result<()> {
         Ok(site)
     };
     let (mut a, b) = (site()?, site()?);
-    a.set("serverPort", &TcpListener::bind("127.0.0.1:0")?.local_addr()?.port().to_string());
+    a.set("serverPort", &free_port()?.to_string());
     let mut master = a.start_master(&[])?;
     master.wait_for_line("accepting messages")?;
     let address = master.address.clone();

@@ -2,6 +2,7 @@
 
 use anyhow::{Context, Result, bail};
 use metaq_harness::pair::{assert_same, slave_site, start_slave, wait_level};
+use metaq_harness::ports::free_port;
 use metaq_harness::process::{Broker, Site, wait_until};
 use metaq_harness::raw::Raw;
 use metaq_harness::zookeeper::ZooKeeper;
@@ -23,7 +24,7 @@ struct Console {
 
 impl Console {
     fn on(site: &mut Site) -> Result<Console> {
-        let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
+        let port = free_port()?;
         site.set("dashboardHttpPort", &port.to_string());
         Ok(Console { port })
     }

@@ -2,15 +2,12 @@
 
 use anyhow::{Context, Result, ensure};
 use metaq_harness::pair::wait_level;
+use metaq_harness::ports::free_port;
 use metaq_harness::process::{Broker, Site, wait_until};
 use metaq_harness::raw::Raw;
 use metaq_harness::relay::Relay;
 use metaq_harness::zookeeper::ZooKeeper;
-use std::net::{SocketAddr, TcpListener};
-
-fn free_port() -> Result<u16> {
-    Ok(TcpListener::bind("127.0.0.1:0")?.local_addr()?.port())
-}
+use std::net::SocketAddr;
 
 /// Until its lease runs out the old master acknowledges what it gives to the slave that still reaches it, and that slave
 /// was asked before. The new master asks it again.

@@ -6,6 +6,7 @@ use metaq_config::BrokerConfig;
 use metaq_harness::authority::Authority;
 use metaq_harness::fire::Rng;
 use metaq_harness::pair::{assert_prefix, assert_same, start_slave, wait_level};
+use metaq_harness::ports::free_port;
 use metaq_harness::process::{Broker, Site, wait_until};
 use metaq_harness::raw::{Raw, Record, Stored};
 use metaq_harness::shaky_disk::{Faults, ShakyDisk};
@@ -13,7 +14,6 @@ use metaq_harness::zookeeper::ZooKeeper;
 use metaq_registry::lookup;
 use metaq_types::BrokerId;
 use rustix::process::Signal;
-use std::net::TcpListener;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -59,7 +59,7 @@ impl Node {
     fn new(configure: impl FnOnce(&mut Site)) -> Result<Node> {
         let (mut site, disk) = (site()?, ShakyDisk::mount()?);
         site.set("dataPath", &disk.data().display().to_string());
-        site.set("serverPort", &TcpListener::bind("127.0.0.1:0")?.local_addr()?.port().to_string());
+        site.set("serverPort", &free_port()?.to_string());
         configure(&mut site);
         Ok(Node { broker: None, site, disk })
     }

@@ -1,12 +1,12 @@
 //! What the tools print: all of it or an error, nothing when nobody reads, and what `metaq group` tells of consumers.
 
 use anyhow::{Context, Result, ensure};
+use metaq_harness::ports::free_address;
 use metaq_harness::process::{Broker, Site, binary_path, wait_until};
 use metaq_harness::raw::Raw;
 use metaq_harness::zookeeper::ZooKeeper;
 use serde_json::Value;
 use std::fs::{self, File};
-use std::net::TcpListener;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 use zookeeper_client::{Acls, Client, CreateMode};
@@ -26,7 +26,7 @@ struct Local {
 impl Local {
     fn start(configure: impl FnOnce(&mut Site)) -> Result<Local> {
         let mut site = Site::new()?;
-        let registry = TcpListener::bind("127.0.0.1:0")?.local_addr()?.to_string();
+        let registry = free_address()?.to_string();
         site.set_zookeeper("zk.zkEnable", "true").set_zookeeper("zk.zkConnect", &registry);
         configure(&mut site);
         let mut broker = site.start_master(&["--local"])?;

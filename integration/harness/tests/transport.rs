@@ -5,6 +5,7 @@ use bytes::Bytes;
 use metaq_client::{Client, ClientError, GetAnswer};
 use metaq_harness::authority::{Authority, Files};
 use metaq_harness::pair::{assert_same, slave_site, start_slave, wait_level};
+use metaq_harness::ports::free_port;
 use metaq_harness::process::{Broker, Site, wait_until};
 use metaq_harness::raw::Raw;
 use rustix::process::Signal;
@@ -75,11 +76,6 @@ fn port_of(broker: &Broker) -> &str {
     broker.address.rsplit_once(':').expect("host:port").1
 }
 
-/// A port that was free a moment ago.
-fn free_port() -> Result<String> {
-    Ok(std::net::TcpListener::bind("127.0.0.1:0")?.local_addr()?.port().to_string())
-}
-
 #[test]
 fn a_slave_follows_over_quic_and_both_come_back() -> Result<()> {
     let authority = Authority::new("orders")?;
@@ -119,7 +115,7 @@ fn a_master_that_was_killed_and_started_again_tells_its_slaves_so() -> Result<()
     let authority = Authority::new("orders")?;
     let mut master_site = site(Some(&authority.issue("master")?))?;
     let slave_sites = [site(Some(&authority.issue("one")?))?, site(Some(&authority.issue("two")?))?];
-    master_site.set("replicationTransport", "quic").set("serverPort", &free_port()?);
+    master_site.set("replicationTransport", "quic").set("serverPort", &free_port()?.to_string());
     let master = master_site.start_master(&[])?;
     let mut slaves = Vec::new();
     for (id, site) in slave_sites.iter().enumerate() {
@@ -271,7 +267,7 @@ fn garbage_on_the_udp_port_is_counted_and_disturbs_nobody() -> Result<()> {
 }
 
 /// A TLS client as others write one.
-async fn tls(port: &str, authority: &Path, own: Option<&Files>) -> Result<(Client, CertificateDer<'static>)> {
+async fn tls(port: u16, authority: &Path, own: Option<&Files>) -> Result<(Client, CertificateDer<'static>)> {
     let mut roots = RootCertStore::empty();
     roots.add(CertificateDer::from_pem_file(authority)?)?;
     let provider = Arc::new(rustls::crypto::ring::default_provider());
@@ -302,9 +298,9 @@ async fn clients_put_and_get_over_tls_what_others_see_over_the_plain_port() -> R
     let authority = Authority::new("orders")?;
     let mut site = site(Some(&authority.issue("master")?))?;
     let port = free_port()?;
-    site.set("tlsPort", &port).set("maxSegmentSize", "64*1024*1024").set("maxTransferSize", "4*1024*1024");
+    site.set("tlsPort", &port.to_string()).set("maxSegmentSize", "64*1024*1024").set("maxTransferSize", "4*1024*1024");
     let master = site.start_master(&[])?;
-    let (client, _) = tls(&port, &authority.path("ca.pem"), None).await?;
+    let (client, _) = tls(port, &authority.path("ca.pem"), None).await?;
     // Messages beyond every buffer on the way, many at once.
     let bodies: Vec<Bytes> = (0..40usize).map(|i| vec![i as u8; 1 + i * 40_000].into()).collect();
     for body in &bodies {
@@ -336,17 +332,17 @@ async fn clients_may_be_asked_for_a_certificate() -> Result<()> {
     let (ours, theirs) = (Authority::new("orders")?, Authority::new("payments")?);
     let mut site = site(Some(&ours.issue("master")?))?;
     let port = free_port()?;
-    site.set("tlsPort", &port).set("tlsClientAuth", "required");
+    site.set("tlsPort", &port.to_string()).set("tlsClientAuth", "required");
     let master = site.start_master(&[])?;
     let ca = ours.path("ca.pem");
-    let (client, _) = tls(&port, &ca, Some(&ours.issue("app")?)).await?;
+    let (client, _) = tls(port, &ca, Some(&ours.issue("app")?)).await?;
     client.put("test", 0, 0, Bytes::from_static(b"let in")).await?;
     // With TLS 1.3 a refusal comes after the client's side of the handshake.
-    if let Ok((nobody, _)) = tls(&port, &ca, None).await {
+    if let Ok((nobody, _)) = tls(port, &ca, None).await {
         assert!(answers(&nobody).await.is_err());
     }
     wait_refused(&master, "no_certificate")?;
-    if let Ok((stranger, _)) = tls(&port, &ca, Some(&theirs.issue("app")?)).await {
+    if let Ok((stranger, _)) = tls(port, &ca, Some(&theirs.issue("app")?)).await {
         assert!(answers(&stranger).await.is_err());
     }
     wait_refused(&master, "foreign")
@@ -358,20 +354,20 @@ async fn certificates_are_replaced_while_connections_go_on() -> Result<()> {
     let files = authority.issue("master")?;
     let mut master_site = site(Some(&files))?;
     let port = free_port()?;
-    master_site.set("tlsPort", &port);
+    master_site.set("tlsPort", &port.to_string());
     let mut master = master_site.start_master(&[])?;
     let slave_site = site(Some(&authority.issue("slave")?))?;
     let mut slave = start_slave(&slave_site, 0, &master)?;
     slave.wait_for_line("following the master")?;
     let ca = authority.path("ca.pem");
-    let (before, old) = tls(&port, &ca, None).await?;
+    let (before, old) = tls(port, &ca, None).await?;
 
     let renewed = authority.issue("renewed")?;
     std::fs::copy(&renewed.certificate, &files.certificate)?;
     std::fs::copy(&renewed.key, &files.key)?;
     master.signal(Signal::HUP)?;
     master.wait_for_line("certificates reloaded")?;
-    let (after, new) = tls(&port, &ca, None).await?;
+    let (after, new) = tls(port, &ca, None).await?;
     assert!(new != old, "new handshakes show the new certificate");
     answers(&before).await?;
     answers(&after).await?;
@@ -397,7 +393,7 @@ async fn certificates_are_replaced_while_connections_go_on() -> Result<()> {
     }
     master.signal(Signal::HUP)?;
     master.wait_for_line("was not issued by an authority in")?;
-    assert!(tls(&port, &ca, None).await?.1 == new);
+    assert!(tls(port, &ca, None).await?.1 == new);
     put_many(&master, 50)?;
     wait_level(&master, &slave, "test", 3)?;
     let connections = slave.log_text().lines().filter(|line| line.contains("following the master")).count();

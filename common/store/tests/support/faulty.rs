@@ -19,6 +19,8 @@ pub(crate) enum Fault {
     /// The next write stores half and says so.
     ShortWrite,
     SyncError,
+    /// As [`Fault::SyncError`], of the file with this inode alone: whatever else is synced at that time.
+    SyncErrorOf(u64),
     SetLenError,
     /// Files can be opened for reading only.
     ReadOnly,
@@ -206,11 +208,11 @@ impl Disk for FaultyDisk {
     fn sync_data(&self, file: &File) -> io::Result<()> {
         self.pass_gate();
         let mut state = self.change()?;
-        if state.take(Fault::SyncError) {
+        let metadata = file.metadata()?;
+        if state.take(Fault::SyncError) || state.take(Fault::SyncErrorOf(metadata.ino())) {
             return Err(io::Error::other("injected sync error"));
         }
         state.syncs += 1;
-        let metadata = file.metadata()?;
         state.synced.insert(metadata.ino(), metadata.len());
         Ok(())
     }

@@ -7,6 +7,7 @@ use crate::fire::load::Target;
 use crate::fire::namespaces::{self, Cut, Hub, Namespace, Severed};
 use crate::fire::{PARTITIONS, TOPICS};
 use crate::pair::assert_same;
+use crate::ports::free_port;
 use crate::process::{Broker, PATIENCE, Site, wait_until};
 use crate::raw::Raw;
 use crate::relay::{Flow, Relay};
@@ -14,7 +15,7 @@ use crate::zookeeper::ZooKeeper;
 use anyhow::{Context, Result, bail, ensure};
 use std::collections::BTreeMap;
 use std::fs;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -93,7 +94,7 @@ impl Member {
         let mut site = Site::new()?;
         let (surroundings, advertised, direct) = match hub {
             None => {
-                let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
+                let port = free_port()?;
                 let advertised = SocketAddr::from(([127, 0, 0, 10 + number as u8], port));
                 let direct = SocketAddr::from(([127, 0, 0, 1], port));
                 let front = Relay::start_with_datagrams(advertised, direct)?;
