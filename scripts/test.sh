@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs every test on a Debian machine that has Rust. What else is needed is installed, when it is missing.
+# Runs every test on a Debian machine that has Rust. What else the steps need is installed, when it is missing.
 #   scripts/test.sh [STEP...]      in the order given; default: all
 # Steps:
 #   build       the release binaries that the steps from scripts on use: name it first after a change
@@ -41,21 +41,42 @@ need() {
     esac
 }
 
-install_missing() {
-    need gcc cc
-    need python3 python3
+# needs STEP: what one step uses
+needs() {
+    case $1 in
+    build | sim) need gcc cc ;;
+    rust)
+        need gcc cc
+        needs_java
+        # Fault rounds: network namespaces, cuts, slow disks.
+        need iproute2 /usr/sbin/ip
+        need nftables /usr/sbin/nft
+        need strace strace ;;
+    scripts | golden) need python3 python3 ;;
+    java | java-local)
+        need python3 python3
+        needs_java
+        # The programs without the service, which would be started as soon as it is installed.
+        need mariadb-server-core /usr/sbin/mariadbd
+        need mariadb-client-core /usr/bin/my_print_defaults ;;
+    esac
+}
+
+# The Java client, and a real ZooKeeper.
+needs_java() {
     need openjdk-17-jdk-headless javac
     need maven mvn
     need libzookeeper-java /usr/share/java/zookeeper.jar
     need libslf4j-java /usr/share/java/slf4j-nop.jar
-    # The programs without the service, which would be started as soon as it is installed.
-    need mariadb-server-core /usr/sbin/mariadbd
-    need mariadb-client-core /usr/bin/my_print_defaults
-    # Fault rounds: network namespaces, cuts, slow disks.
-    need iproute2 /usr/sbin/ip
-    need nftables /usr/sbin/nft
-    need strace strace
+}
+
+install_missing() {
+    local name
+    for name in "$@"; do
+        needs "$name"
+    done
     [ ${#missing[@]} -gt 0 ] || return 0
+    mapfile -t missing < <(printf '%s\n' "${missing[@]}" | sort -u)
     local as_root=()
     if [ "$(id -u)" != 0 ]; then
         as_root=(sudo -n)
@@ -108,8 +129,8 @@ run() {
     esac
 }
 
-install_missing
 [ $# -gt 0 ] || set -- "${steps[@]}"
+install_missing "$@"
 for name in "$@"; do
     run "$name"
     # Binaries of an earlier build would prove nothing.
