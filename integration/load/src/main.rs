@@ -6,6 +6,7 @@
 #![deny(clippy::print_stdout, clippy::print_stderr)]
 
 mod args;
+mod bare;
 mod columns;
 mod frame;
 mod get;
@@ -78,6 +79,10 @@ fn run(args: &Args) -> Result<ExitCode> {
         }
         Command::Machine(machine) => {
             out::result(json, &machine::run(&machine.dir, machine.seconds.0)?, machine::Limits::page)?;
+            0
+        }
+        Command::BareServer { ring } => {
+            bare::run(ring.as_deref())?;
             0
         }
         Command::Suite(suite) => return suite::run(suite, json),

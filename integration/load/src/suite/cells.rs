@@ -50,6 +50,9 @@ pub(crate) enum Work {
 enum Limit {
     None,
     RoundTrip,
+    /// The bare server's answers, at as many connections.
+    Bare,
+    BareSynced,
     /// One round trip, then one sync, then the next.
     RoundTripAndSync,
     /// What a socket and a file take, as messages.
@@ -119,15 +122,15 @@ pub(crate) fn all() -> Vec<Cell> {
     vec![
         put("put os, 1 connection", &OS_1, 1, 1, Limit::RoundTrip, most),
         put("put os, 4 connections", &OS_1, 4, 1, Limit::None, Bar::None),
-        put("put os, 16 connections", &OS_1, 16, 1, Limit::None, three_times),
-        put("put os, 16 connections, 8 partitions", &OS_8, 16, 1, Limit::None, three_times),
+        put("put os, 16 connections", &OS_1, 16, 1, Limit::Bare, three_times),
+        put("put os, 16 connections, 8 partitions", &OS_8, 16, 1, Limit::Bare, three_times),
         put("put os, 64 connections, 8 partitions", &OS_8, 64, 1, Limit::None, Bar::None),
         put("put os, 1 connection × 256", &OS_1, 1, 256, Limit::SocketToFile, Bar::None),
         put("put os, 4 connections × 64, 8 partitions", &OS_8, 4, 64, Limit::SocketToFile, Bar::None),
         put("put fsync, 1 connection", &FSYNC_1, 1, 1, Limit::RoundTripAndSync, most),
         put("put fsync, 4 connections", &FSYNC_1, 4, 1, Limit::None, Bar::None),
-        put("put fsync, 16 connections", &FSYNC_1, 16, 1, Limit::None, three_times),
-        put("put fsync, 16 connections, 8 partitions", &FSYNC_8, 16, 1, Limit::None, three_times),
+        put("put fsync, 16 connections", &FSYNC_1, 16, 1, Limit::BareSynced, three_times),
+        put("put fsync, 16 connections, 8 partitions", &FSYNC_8, 16, 1, Limit::BareSynced, three_times),
         put("put fsync, 64 connections, 8 partitions", &FSYNC_8, 64, 1, Limit::None, Bar::None),
         put("put fsync, 1 connection × 256", &FSYNC_1, 1, 256, Limit::SocketToFile, Bar::None),
         put("put fsync, 4 connections × 64, 8 partitions", &FSYNC_8, 4, 64, Limit::SocketToFile, Bar::None),
@@ -169,6 +172,8 @@ impl Cell {
         match self.limit {
             Limit::None => None,
             Limit::RoundTrip => Some(machine.round_trips),
+            Limit::Bare => Some(machine.puts_bare),
+            Limit::BareSynced => Some(machine.puts_bare_synced),
             Limit::RoundTripAndSync => Some(1e6 / sync_and_round_trip_us),
             Limit::SocketToFile => Some(machine.megabytes_socket_to_file * 1e6 / BODY_BYTES as f64),
             Limit::FileToSocket => Some(machine.megabytes_file_to_socket),
@@ -246,6 +251,7 @@ impl Measured {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::bare::CONNECTIONS;
     use std::collections::HashSet;
 
     #[test]
@@ -259,12 +265,29 @@ mod tests {
 
     #[test]
     fn limits_are_in_the_unit_of_their_cell() {
-        let machine = Limits { round_trips: 20_000.0, fdatasyncs_append: 5_000.0, ..Limits::default() };
+        let machine = Limits {
+            round_trips: 20_000.0,
+            puts_bare: 90_000.0,
+            puts_bare_synced: 30_000.0,
+            fdatasyncs_append: 5_000.0,
+            ..Limits::default()
+        };
         let cells = all();
         let limit = |name| cells.iter().find(|cell| cell.name == name).unwrap().limit(&machine).unwrap().round();
         assert_eq!(limit("put os, 1 connection"), 20_000.0);
         assert_eq!(limit("put fsync, 1 connection"), 4_000.0);
+        assert_eq!(limit("put os, 16 connections, 8 partitions"), 90_000.0);
+        assert_eq!(limit("put fsync, 16 connections"), 30_000.0);
         assert_eq!(limit("put to consume fsync, 2000/s, p99"), 250.0);
+    }
+
+    #[test]
+    fn the_bare_server_had_the_connections_of_the_cells_it_is_held_against() {
+        for cell in all().iter().filter(|cell| matches!(cell.limit, Limit::Bare | Limit::BareSynced)) {
+            let Work::Put { topic, connections, outstanding } = cell.work else { panic!("{cell:?}") };
+            assert_eq!((connections, outstanding), (CONNECTIONS, 1), "{}", cell.name);
+            assert_eq!(topic.unflush_threshold == 0, matches!(cell.limit, Limit::BareSynced), "{}", cell.name);
+        }
     }
 
     #[test]
