@@ -35,7 +35,8 @@ usage: metaServer.sh COMMAND
   restart [slave|local|samsa|gregor]
                       stop, then start. Without 'slave' or 'gregor' a slave comes back as master: that is the promotion
   reload              check conf/server.ini and take over its topics
-  status              whether it runs and serves (exit code 0), runs without serving (1) or is stopped ($EX_STOPPED)
+  status              whether it runs and answers (exit code 0; what it is not ready for is said), runs without
+                      answering (1) or is stopped ($EX_STOPPED)
   slave-status        how far the slaves are behind
   stats [-item X]     the broker's statistics; X: topics, offsets, realtime, config, transactions, durability, quorum,
                       transport, replicas (on a master), replication (on a slave), help, reset or a topic
@@ -286,10 +287,34 @@ status() {
     fi
     if [ "$(serving_pid)" = "$pid" ]; then
         echo "Broker is running. (pid $pid, $(role), port $(ini serverPort 8123))"
+        not_ready | sed 's/^/Not ready: /' || true
     else
         echo "Broker is running, but does not answer on port $(ini serverPort 8123). (pid $pid; see $log)"
         return 1
     fi
+}
+
+# What keeps the broker from its work, one reason a line: those of /readyz, or without a console what the log says.
+not_ready() {
+    local port host answer body
+    port=$(ini dashboardHttpPort 8120)
+    host=$(ini dashboardHttpHost 127.0.0.1 | tr -d '[]')
+    case $host in '' | 0.0.0.0 | ::) host=127.0.0.1 ;; esac
+    # A port that is another broker's keeps ours from having a console, and says nothing of it.
+    if ! grep -E 'serving metrics over HTTP|no metrics: cannot listen' "$log" 2>/dev/null | tail -1 | grep -q 'no metrics' &&
+        [ "$port" != 0 ] && { exec 5<>"/dev/tcp/$host/$port"; } 2>/dev/null; then
+        printf 'GET /readyz HTTP/1.0\r\nHost: %s\r\n\r\n' "$host" >&5
+        answer=$(timeout 3 cat <&5)
+        exec 5>&-
+        if [[ $answer == HTTP/1.?\ [25]* ]]; then
+            body=${answer#*$'\r\n\r\n'}
+            grep -oE '"detail":"([^"\\]|\\.)*"' <<<"${body%%'],"notes":'*}" |
+                sed 's/^"detail":"//; s/"$//; s/\\\(["\\]\)/\1/g'
+            return
+        fi
+    fi
+    grep -E 'puts are refused until|accepting messages' "$log" 2>/dev/null | tail -1 |
+        sed -n 's/.*\(puts are refused until.*\)/\1/p'
 }
 
 role() { ask stats | tr -d '\r' | grep -qx 'slave true' && echo slave || echo master; }

@@ -25,8 +25,14 @@ for name in metaq-master metaq-slave; do
     printf '#!/bin/bash\nexec -a "$0" "%s" "%s" "$@"\n' "$python" "$here/stand-in-broker.py" >"$work/bin/$name"
     chmod +x "$work/bin/$name"
 done
-port=$(python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])')
-printf '[system]\r\n; serverPort=1\r\nserverPort=%s\r\n[topic=x]\r\nserverPort=2\r\n' "$port" >"$base/conf/server.ini"
+read -r port console_port < <(python3 -c '
+import socket
+held = [socket.socket() for _ in range(2)]
+for s in held:
+    s.bind(("127.0.0.1", 0))
+print(*(s.getsockname()[1] for s in held))')
+printf '[system]\r\n; serverPort=1\r\nserverPort=%s\r\ndashboardHttpPort=0\r\n[topic=x]\r\nserverPort=2\r\n' "$port" \
+    >"$base/conf/server.ini"
 printf 'slaveId = 3\r\n' >"$base/conf/async_slave.properties"
 
 behave() { echo "${1:-}" >"$base/behave"; }
@@ -56,6 +62,7 @@ run 3 'Broker is stopped' status
 run 1 'not running' stop
 run 0 'Broker is running. \(pid [0-9]+\)' start
 run 0 "Broker is running.*master, port $port" status
+holds 'a broker that is ready has nothing to add' bash -c "! '$base/scripts/metaServer.sh' status | grep -i ready"
 run 1 'Broker is running' start
 run 0 '^item topics' stats -item topics
 run 0 'Broker is stopped' stop
@@ -73,8 +80,21 @@ run 3 'Broker is stopped' status
 # Without ZooKeeper it runs on, and start says what it waits for.
 behave no-zookeeper
 METAQ_REGISTER_SECONDS=1 run 0 'cannot find it.*no zookeeper answers' start
-run 0 running status
+# What is waited for is said by the console, or without one by the log.
+run 0 '^Not ready: puts are refused until ZooKeeper confirms it: no zookeeper answers' status
 run 0 stopped stop
+behave not-ready
+sed -i "s/^dashboardHttpPort.*/dashboardHttpPort=$console_port/" "$base/conf/server.ini"
+METAQ_REGISTER_SECONDS=1 run 0 'cannot find it' start
+run 0 '^Not ready: waits for "zk\\1"$' status
+run 0 '^Not ready: too few slaves$' status
+echo 'WARN no metrics: cannot listen, trying on' >>"$base/logs/metaServer.log"
+run 0 '^Not ready: puts are refused until ZooKeeper' status
+echo 'INFO serving metrics over HTTP' >>"$base/logs/metaServer.log"
+run 0 '^Not ready: too few slaves$' status
+holds 'a note is no reason' bash -c "! '$base/scripts/metaServer.sh' status | grep 'a note'"
+run 0 stopped stop
+sed -i 's/^dashboardHttpPort.*/dashboardHttpPort=0/' "$base/conf/server.ini"
 printf '[zookeeper]\r\nzk.zkEnable=false\r\n' >>"$base/conf/server.ini"
 METAQ_REGISTER_SECONDS=100 run 0 '^Broker is running' start
 run 0 stopped stop

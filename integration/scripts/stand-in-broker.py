@@ -2,10 +2,11 @@
 """Stands in for a broker in the tests of metaServer.sh: answers `stats`, and does what the file BASE/behave says.
 
 behave: "exit N" (end at once with that code), "ignore-term", "slow" (answer only after a second), "refuse-reload",
-"refuse-certificates", "no-zookeeper" (never register), "place-taken" (serve, and end when the place in ZooKeeper turns
-out to be another's).
+"refuse-certificates", "no-zookeeper" (never register), "not-ready" (the same, with a console that says so), "place-taken"
+(serve, and end when the place in ZooKeeper turns out to be another's).
 It takes the arguments of metaq-master and metaq-slave and logs them.
 """
+import json
 import os
 import re
 import signal
@@ -39,32 +40,52 @@ def main():
     signal.signal(signal.SIGHUP, lambda *_: print(verdict, flush=True))
     if behave[0] == "slow":
         time.sleep(1)
-    if behave[0] == "no-zookeeper":
-        print("no zookeeper answers", flush=True)
+    if behave[0] in ("no-zookeeper", "not-ready"):
+        print("accepting messages\nputs are refused until ZooKeeper confirms it: no zookeeper answers", flush=True)
+    if behave[0] == "not-ready":
+        console = int(re.search(r"^dashboardHttpPort=(\d+)", text, re.MULTILINE).group(1))
+        listener = socket.create_server(("127.0.0.1", console))
+        threading.Thread(target=serve, args=(listener, tell_readiness), daemon=True).start()
     listener = socket.create_server(("127.0.0.1", port))
-    threading.Thread(target=serve, args=(listener, "--slave-id" in sys.argv), daemon=True).start()
+    threading.Thread(target=serve, args=(listener, tell_stats), daemon=True).start()
     time.sleep(0.5)
     if behave[0] == "place-taken":
         print("this data was replaced", flush=True)
         sys.exit(1)
-    if behave[0] != "no-zookeeper":
+    if behave[0] not in ("no-zookeeper", "not-ready"):
         print("registered in zookeeper", flush=True)
     threading.Event().wait()
 
 
-def serve(listener, slave):
+def serve(listener, tell):
     while True:
         sock, _ = listener.accept()
-        threading.Thread(target=answer, args=(sock, slave), daemon=True).start()
+        threading.Thread(target=answer, args=(sock, tell), daemon=True).start()
 
 
-def answer(sock, slave):
+def answer(sock, tell):
     with sock:
-        words = sock.makefile().readline().split()
-        if words[:1] == ["stats"]:
-            body = "STATS\r\npid %d\r\nslave %s\r\nitem %s\r\nEND\r\n" % (
-                os.getpid(), str(slave).lower(), "".join(words[1:]))
-            sock.sendall(b"result 200 %d 2147483647\r\n%s" % (len(body), body.encode()))
+        tell(sock, sock.makefile())
+
+
+def tell_stats(sock, lines):
+    words = lines.readline().split()
+    if words[:1] == ["stats"]:
+        slave = str("--slave-id" in sys.argv).lower()
+        body = "STATS\r\npid %d\r\nslave %s\r\nitem %s\r\nEND\r\n" % (os.getpid(), slave, "".join(words[1:]))
+        sock.sendall(b"result 200 %d 2147483647\r\n%s" % (len(body), body.encode()))
+
+
+def tell_readiness(sock, lines):
+    words = lines.readline().split()
+    while lines.readline().strip():
+        pass
+    if words[1:2] == ["/readyz"]:
+        gate = {"code": "gate_shut", "detail": 'waits for "zk\\1"'}
+        quorum = {"code": "quorum", "detail": "too few slaves"}
+        note = {"code": "passed_over", "detail": "a note"}
+        body = json.dumps({"ready": False, "reasons": [gate, quorum], "notes": [note]}, separators=(",", ":"))
+        sock.sendall(b"HTTP/1.0 503 Service Unavailable\r\n\r\n%s\n" % body.encode())
 
 
 if __name__ == "__main__":
