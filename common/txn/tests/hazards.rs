@@ -195,7 +195,10 @@ async fn h12_a_decision_is_as_durable_as_the_settings_say() {
         for ((synced, journal_interval), power, survives) in
             [(at_once, true, true), (soon, true, true), (later, true, false), (soon, false, true), (later, false, true)]
         {
-            let place = Place { synced, journal_interval, ..Place::new(1000, 2) };
+            // Of one segment: a tick writes the note that the commit is stored, and where the journal rolls for it, all
+            // that stands before is synced.
+            let journal_segment_bytes = 1 << 20;
+            let place = Place { synced, journal_interval, journal_segment_bytes, ..Place::new(1000, 2) };
             let (disk, store, coordinator) = place.open_faulty();
             prepared(&coordinator, &place, A);
             assert!(fill(&coordinator, "TX:s:1", &place.targets()));
