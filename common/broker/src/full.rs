@@ -130,8 +130,9 @@ mod tests {
 
     /// All that a peer gets which says `request`, and after what time it was sent away.
     async fn told(node: &Node, request: &str) -> (String, Duration) {
-        let mut peer = TcpStream::connect(node.address()).await.unwrap();
+        // Before the node can have taken it in, whenever we go on.
         let from = Instant::now();
+        let mut peer = TcpStream::connect(node.address()).await.unwrap();
         peer.write_all(request.as_bytes()).await.unwrap();
         let mut text = String::new();
         peer.read_to_string(&mut text).await.unwrap();
@@ -187,8 +188,8 @@ mod tests {
         let node = node(&directory);
         let address = node.serve_tls("127.0.0.1:0".parse().unwrap(), identity(&directory), ClientAuth::None).unwrap();
         let _places: Vec<_> = std::iter::from_fn(|| node.shared().admission.connection()).collect();
-        let mut peer = TcpStream::connect(address).await.unwrap();
         let from = Instant::now();
+        let mut peer = TcpStream::connect(address).await.unwrap();
         let mut text = String::new();
         peer.read_to_string(&mut text).await.unwrap();
         assert!(text.is_empty() && from.elapsed() >= Duration::from_millis(900), "{:?}: {text}", from.elapsed());
