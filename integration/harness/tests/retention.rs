@@ -66,18 +66,20 @@ fn f26_topics_added_by_reload_are_cleaned() -> Result<()> {
     assert!(line.contains("partition=b-0") && line.contains("bytes="), "{line}");
 
     fill(&broker, "b", 3)?;
-    let left = names(&site.data(), "b")?;
     site.remove_topic("b").topic("c", &[("deletePolicy", "delete,4s"), ("deleteWhen", "1/2 * * * * ?")]);
     site.write_ini()?;
     broker.signal(Signal::HUP)?;
     broker.wait_for_line("topic b removed")?;
     broker.wait_for_line("topic c added")?;
     wait_until("the reload to be done", || Ok((broker.log_text().matches("reload done").count() == 2).then_some(())))?;
+    // A run that had begun before may go on meanwhile; the last sealed segment is too young for that.
+    let left = names(&site.data(), "b")?;
+    assert!(left.len() > 1, "nothing is left that could go: {left:?}");
     fill(&broker, "c", 3)?;
     // What is older in b, by a younger age, would have gone before this.
     wait_one_segment(&site.data(), "c")?;
     let now = names(&site.data(), "b")?;
-    assert!(now.ends_with(&left[left.len() - 3..]), "{left:?} became {now:?}");
+    assert!(now.ends_with(&left[left.len() - 2..]), "{left:?} became {now:?}");
     assert_eq!(names(&site.data(), "a")?, before);
     Ok(())
 }
@@ -153,6 +155,8 @@ fn segments_are_archived_on_master_and_slave() -> Result<()> {
     for topic in ["plain", "packed"] {
         wait_level(&master, &slave, topic, 1)?;
         fill(&master, topic, 1)?;
+        // Or the one segment would be that from before.
+        wait_level(&master, &slave, topic, 1)?;
         wait_one_segment(&slave_site.data(), topic)?;
     }
     let archives = |site: &Site, topic: &str, suffix: &str| -> Result<usize> {
@@ -183,6 +187,9 @@ fn a_response_being_sent_is_not_cut() -> Result<()> {
     for opaque in 0..64 {
         reader.send(format!("get test slow 0 0 1048576 {opaque}\r\n").as_bytes())?;
     }
+    wait_until("the first answer to be on its way", || {
+        Ok((!writer.ask("stats")?.text().contains("\r\ncmd_get 0\r\n")).then_some(()))
+    })?;
     site.topic("test", &[("deletePolicy", "delete,0s"), ("deleteWhen", EVERY_SECOND)]);
     site.write_ini()?;
     broker.signal(Signal::HUP)?;
