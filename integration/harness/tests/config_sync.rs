@@ -9,8 +9,8 @@ use rustix::process::Signal;
 use std::fs;
 use std::time::{Duration, Instant};
 
-/// From the master's reload to the slave's.
-const WITHIN: Duration = Duration::from_secs(1);
+/// From the master's reload to the slave's: it is told. One that was not would try again after 5 s.
+const WITHIN: Duration = Duration::from_secs(4);
 
 /// A slave's site that follows its master's configuration, and the arguments to start it with.
 struct Follower {

@@ -145,7 +145,9 @@ fn row_21_a_slave_that_hangs_costs_one_time_out() -> Result<()> {
 /// Row 22: the slave dies with puts in flight. The original leaves those on the master alone for ever.
 #[test]
 fn row_22_what_was_in_flight_when_the_slave_died_reaches_it_later() -> Result<()> {
-    let (a, b) = (site()?, site()?);
+    let (mut a, b) = (site()?, site()?);
+    // All are taken before the first has waited long enough.
+    a.set("ackTimeoutInMills", "10000");
     let master = a.start_master(&[])?;
     let slave = start_slave(&b, 0, &master)?;
     first_put(&master, 0, b"first")?;
@@ -347,7 +349,6 @@ fn row_28_when_both_fail_the_producer_is_told() -> Result<()> {
     })?;
     (0..3).try_for_each(|partition| first_put(master.broker()?, partition, b"first").map(drop))?;
     let mut raw = master.raw()?;
-    raw.set_patience(TIMEOUT + SLACK)?;
     let told = |raw: &mut Raw, partition: i32, text: &str| -> Result<()> {
         let reply = raw.put("test", partition, b"lost");
         let reply = reply.with_context(|| format!("no answer at all from partition {partition}"))?;

@@ -217,8 +217,10 @@ fn an_expired_certificate_is_refused_and_keeps_a_node_from_starting() -> Result<
     let master = master_site.start_master(&[])?;
     let port = port_of(&master).to_owned();
     master_site.set("serverPort", &port);
-    let end = OffsetDateTime::now_utc() + time::Duration::seconds(5);
-    let slave_site = site(Some(&issue_for_seconds(&authority, "slave", 5)?))?;
+    // Time enough for a busy machine to start the slave.
+    const SECONDS: i64 = 12;
+    let end = OffsetDateTime::now_utc() + time::Duration::seconds(SECONDS);
+    let slave_site = site(Some(&issue_for_seconds(&authority, "slave", SECONDS)?))?;
     let mut slave = start_slave(&slave_site, 0, &master)?;
     slave.wait_for_line("following the master")?;
     put_many(&master, 30)?;
