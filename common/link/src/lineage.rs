@@ -9,12 +9,12 @@
 
 use metaq_types::{Kinship, Lineage, Offset, PartitionId};
 
-/// One own log, and how far the master's reaches (0 where it has none).
+/// One own log, and how far the master's reaches, where it has one.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Ends {
     pub partition: PartitionId,
     pub own: Offset,
-    pub theirs: Offset,
+    pub theirs: Option<Offset>,
     /// What the master last said to be acknowledged under a quorum; `None`: it asked for none, and then everything that
     /// it gave away was on its disk.
     pub acknowledged: Option<Offset>,
@@ -117,7 +117,8 @@ mod tests {
     ) -> Past {
         let at = |offset| Offset::new(offset).unwrap();
         let (own_end, their_end, acknowledged) = (at(ends.0), at(ends.1), acknowledged.map(at));
-        let log = Ends { partition: "t-0".parse().unwrap(), own: own_end, theirs: their_end, acknowledged };
+        let master_end = Some(their_end);
+        let log = Ends { partition: "t-0".parse().unwrap(), own: own_end, theirs: master_end, acknowledged };
         judge(&own.parse().unwrap(), &theirs.parse().unwrap(), node, accept, &[log])
     }
 

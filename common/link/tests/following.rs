@@ -3,6 +3,7 @@
 
 mod support;
 
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -12,7 +13,7 @@ use metaq_link::driver::{Link, LinkOptions, LinkTransport};
 use metaq_link::progress::LinkState;
 use metaq_link::promotion::Record;
 use metaq_store::{PartitionRules, Retention, Store};
-use metaq_types::{Epoch, PartitionId, SlaveId};
+use metaq_types::{Epoch, Offset, PartitionId, SlaveId};
 use support::{Faults, Master, messages, open_store, rules, segments, until};
 use tokio::sync::watch;
 
@@ -285,6 +286,61 @@ async fn a_partition_that_was_not_served_at_the_join_is_compared_later() {
     until("all is copied", || slave.holds(&master, "a-0") && segments(m.path()) == segments(s.path())).await;
     assert_eq!(slave.store.epoch(), Epoch(2));
     slave.stop().await;
+}
+
+/// A topic is removed on the master only, and comes again where it ended: what its slaves still hold of it is the master's
+/// past up to there, stays where it is, and is gone on with.
+#[tokio::test]
+async fn a_topic_that_only_the_master_removed_comes_again_on_its_slaves() {
+    let m = tempfile::tempdir().unwrap();
+    let [there, away, behind] = [(); 3].map(|()| tempfile::tempdir().unwrap());
+    let master = Master::start(m.path(), Faults::default()).await;
+    master.store.begin_reign(Epoch(1)).unwrap();
+    let copy = async |data_path: &Path| {
+        let slave = Slave::start(data_path, Some(master.uri()));
+        until("all is copied", || slave.holds(&master, "a-0") && slave.holds(&master, "b-0")).await;
+        slave.stop().await;
+    };
+    master.put("a-0", messages(0..100)).await;
+    master.put("b-0", messages(0..10)).await;
+    copy(behind.path()).await;
+    master.put("a-0", messages(100..200)).await;
+    copy(there.path()).await;
+    copy(away.path()).await;
+    let (held, held_behind) = (segments(there.path()), segments(behind.path()));
+    master.stop().await;
+    std::fs::remove_dir_all(m.path().join("a-0")).unwrap();
+
+    let master = Master::start(m.path(), Faults::default()).await;
+    master.store.begin_reign(Epoch(2)).unwrap();
+    let slave = Slave::start(there.path(), Some(master.uri()));
+    until("the new reign is joined", || slave.store.epoch() == Epoch(2)).await;
+    assert_eq!(slave.note("a-0"), None);
+    let first = master.store.first_offset(&"a-0".parse().unwrap());
+    assert!(first > Offset::ZERO);
+    master.put_at("a-0", first.get(), messages(200..300)).await;
+    let away_slave = Slave::start(away.path(), Some(master.uri()));
+    let behind_slave = Slave::start(behind.path(), Some(master.uri()));
+    for slave in [&slave, &away_slave, &behind_slave] {
+        until("what is new is copied", || slave.holds(&master, "a-0")).await;
+        assert_eq!(slave.store.epoch(), Epoch(2));
+    }
+    assert_eq!((slave.note("a-0"), away_slave.note("a-0")), (None, None));
+    let note = behind_slave.note("a-0").unwrap();
+    assert!(note.starts_with("gap: "), "{note}");
+    // Each list is a chance to take off what the master does not have.
+    master.put("c-0", messages(0..10)).await;
+    for slave in [slave, away_slave, behind_slave] {
+        until("the list is taken", || slave.holds(&master, "c-0")).await;
+        slave.stop().await;
+    }
+    let with = |mut old: BTreeMap<String, Vec<u8>>| {
+        old.extend(segments(m.path()));
+        old
+    };
+    assert!(segments(there.path()) == with(held.clone()), "nothing was deleted or set aside");
+    assert!(segments(away.path()) == with(held));
+    assert!(segments(behind.path()) == with(held_behind));
 }
 
 #[tokio::test]

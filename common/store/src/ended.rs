@@ -10,7 +10,7 @@ use crate::load::list;
 use crate::roots::Root;
 use crate::texts::Form;
 use metaq_types::{Offset, PartitionId};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 use std::io;
 use std::path::Path;
@@ -21,7 +21,30 @@ const FORM: Form = Form {
     advice: "correct it, or remove it: partitions of removed topics then begin at 0 when they come again",
 };
 
-pub(crate) type Ended = BTreeMap<PartitionId, Offset>;
+#[derive(Debug, Default)]
+pub(crate) struct Ended {
+    ends: BTreeMap<PartitionId, Offset>,
+    /// Those that the mark of the last stop bears out: no other log of that name has been here since.
+    borne_out: BTreeSet<PartitionId>,
+}
+
+impl Ended {
+    /// Where a master's new partition begins.
+    pub(crate) fn first_offset(&self, id: &PartitionId) -> Offset {
+        self.ends.get(id).copied().unwrap_or_default()
+    }
+
+    /// The ends that a reign which begins now may name as its starts, so that slaves that still have those logs know them
+    /// for its past. `before`: where the newest reign began each. An older line that nothing bears out is left out: it
+    /// may stem from another master's log, and need not be a record's end in this one.
+    pub(crate) fn starts<'a>(
+        &'a self,
+        before: &'a BTreeMap<PartitionId, Offset>,
+    ) -> impl Iterator<Item = (PartitionId, Offset)> + 'a {
+        let proved = |(id, end): &(&PartitionId, &Offset)| self.borne_out.contains(id) || before.get(id) == Some(end);
+        self.ends.iter().filter(proved).map(|(id, end)| (id.clone(), *end))
+    }
+}
 
 /// Reads what is known and adds, durably, the partitions that `clean` names and no root holds any more. To be called
 /// before the mark is removed, or a crash in between would forget them.
@@ -31,12 +54,12 @@ pub(crate) fn update(
     roots: &[Root],
     clean: Option<&CleanMark>,
 ) -> Result<Ended, OpenError> {
-    let mut ended = read(path)?;
+    let mut ended = Ended { ends: read(path)?, ..Ended::default() };
     let gone = clean.into_iter().flatten().filter(|(id, _)| !id.is_journal() && !exists(roots, id));
     let mut added = false;
     for (id, entry) in gone {
         let Some(end) = Offset::new(entry.base + entry.length).filter(|end| *end > Offset::ZERO) else { continue };
-        let known = ended.entry(id.clone()).or_insert(Offset::ZERO);
+        let known = ended.ends.entry(id.clone()).or_insert(Offset::ZERO);
         if *known < end {
             *known = end;
             added = true;
@@ -45,9 +68,12 @@ pub(crate) fn update(
                 "its files were removed; should it come again it goes on there, unless its line in .metaq/ended is removed"
             );
         }
+        if *known == end {
+            ended.borne_out.insert(id.clone());
+        }
     }
     if added {
-        write(disk, path, &ended).map_err(OpenError::io("write", path))?;
+        write(disk, path, &ended.ends).map_err(OpenError::io("write", path))?;
     }
     Ok(ended)
 }
@@ -60,8 +86,8 @@ fn exists(roots: &[Root], id: &PartitionId) -> bool {
     })
 }
 
-fn read(path: &Path) -> Result<Ended, OpenError> {
-    let Some(text) = FORM.read(path)? else { return Ok(Ended::new()) };
+fn read(path: &Path) -> Result<BTreeMap<PartitionId, Offset>, OpenError> {
+    let Some(text) = FORM.read(path)? else { return Ok(BTreeMap::new()) };
     let damaged = |reason: String| FORM.damaged(path, reason);
     let mut lines = text.lines();
     let head = FORM.head();
@@ -76,7 +102,7 @@ fn read(path: &Path) -> Result<Ended, OpenError> {
     lines.map(|line| entry(line).ok_or_else(|| damaged(format!("{line:?} is not PARTITION END")))).collect()
 }
 
-fn write(disk: &dyn Disk, path: &Path, ended: &Ended) -> io::Result<()> {
+fn write(disk: &dyn Disk, path: &Path, ended: &BTreeMap<PartitionId, Offset>) -> io::Result<()> {
     let mut text = FORM.head() + "\n";
     for (id, end) in ended {
         writeln!(text, "{id} {end}").expect("a string takes all that is written");

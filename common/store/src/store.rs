@@ -6,7 +6,7 @@ use crate::errors::{CloseError, CreateError, OpenError};
 use crate::files::FileCache;
 use crate::ids::{IdClock, WallClock};
 use crate::kind;
-use crate::load::{end_of_files, load};
+use crate::load::load;
 use crate::metrics::{FlushCause, StoreMetrics};
 use crate::partition::{Partition, Shared};
 use crate::recovery::{RecoveryReport, recover_all};
@@ -18,7 +18,7 @@ use crate::segment::Segment;
 use crate::wal::{self, Wal, WalOptions, replay};
 use crate::writer::is_disk_full;
 use metaq_types::limits::OPEN_FILES_MAX;
-use metaq_types::{BrokerId, Epoch, JOURNAL_TOPIC, Lineage, Offset, PartitionId, Reign, TopicName};
+use metaq_types::{BrokerId, JOURNAL_TOPIC, Offset, PartitionId, TopicName};
 use parking_lot::{Mutex, RwLock};
 use rustix::process::{Resource, getrlimit};
 use std::collections::{BTreeMap, HashMap};
@@ -66,7 +66,7 @@ impl StoreOptions {
     }
 }
 
-fn wall_clock_ms() -> i64 {
+pub(crate) fn wall_clock_ms() -> i64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as i64)
 }
 
@@ -74,25 +74,25 @@ fn wall_clock_ms() -> i64 {
 /// [`Store::close`] it is as after a crash: nothing more is synced, and the next opening reads the last segments.
 pub struct Store {
     pub(crate) shared: Arc<Shared>,
-    node_id: String,
-    lineage_path: PathBuf,
-    epoch: AtomicU64,
+    pub(crate) node_id: String,
+    pub(crate) lineage_path: PathBuf,
+    pub(crate) epoch: AtomicU64,
     report: RecoveryReport,
     clean_mark: PathBuf,
     partitions: RwLock<HashMap<TopicName, BTreeMap<u32, Arc<Partition>>>>,
     /// Not served, with the reason.
-    failed: HashMap<PartitionId, String>,
+    pub(crate) failed: HashMap<PartitionId, String>,
     /// Where logs ended whose files were removed.
-    ended: Ended,
+    pub(crate) ended: Ended,
     /// Locked while a partition is created or the store is closed.
-    roots: Mutex<Roots>,
+    pub(crate) roots: Mutex<Roots>,
     catalog: AtomicU64,
     catalog_moved: Notify,
 }
 
 /// What ends when the store is closed.
-struct Roots {
-    locked: Vec<Root>,
+pub(crate) struct Roots {
+    pub(crate) locked: Vec<Root>,
     /// `None` once the store is closed.
     committers: Option<Vec<JoinHandle<()>>>,
 }
@@ -181,7 +181,7 @@ impl Store {
 
     /// Where a master's new partition begins: at 0, or where an earlier one of that name ended.
     pub fn first_offset(&self, id: &PartitionId) -> Offset {
-        self.ended.get(id).copied().unwrap_or(Offset::ZERO)
+        self.ended.first_offset(id)
     }
 
     /// Creates the partition at `first` if there is none. Blocks on the disk when it does.
@@ -226,40 +226,6 @@ impl Store {
         self.partitions.write().entry(id.topic.clone()).or_default().insert(id.number, Arc::new(new));
         self.bump_catalog();
         Ok(made)
-    }
-
-    /// The reign of the newest master this directory has lived under; 0 before the first.
-    pub fn epoch(&self) -> Epoch {
-        Epoch(self.epoch.load(Ordering::SeqCst))
-    }
-
-    /// All reigns remembered, read from the disk.
-    pub fn lineage(&self) -> Result<Lineage, OpenError> {
-        reigns::read(&self.lineage_path)
-    }
-
-    /// Begins a reign of this node, durably: whatever is appended from now on belongs to it.
-    pub fn begin_reign(&self, epoch: Epoch) -> Result<(), OpenError> {
-        let mut lineage = self.lineage()?;
-        let mut starts: BTreeMap<_, _> = self.logs().iter().map(|p| (p.id().clone(), p.positions().written)).collect();
-        // What cannot be read at the moment is not gone: it ends where its files do, or at least where it did before.
-        let before = lineage.starts();
-        for id in self.failed.keys() {
-            let roots: Vec<_> = self.roots.lock().locked.iter().map(|root| root.path.clone()).collect();
-            let end = roots.iter().find_map(|root| end_of_files(&root.join(id.to_string())));
-            starts.extend(end.into_iter().chain(before.get(id).copied()).max().map(|end| (id.clone(), end)));
-        }
-        let began_unix_ms = wall_clock_ms().max(0) as u64;
-        lineage.begin(Reign { epoch, node: self.node_id.clone(), began_unix_ms, starts });
-        self.adopt_lineage(&lineage)
-    }
-
-    /// Takes over the past of another: a slave, that of its master once its logs are in accord with it.
-    pub fn adopt_lineage(&self, lineage: &Lineage) -> Result<(), OpenError> {
-        reigns::write(&*self.shared.disk, &self.lineage_path, lineage)
-            .map_err(OpenError::io("write", &self.lineage_path))?;
-        self.epoch.store(lineage.epoch().0, Ordering::SeqCst);
-        Ok(())
     }
 
     fn existing(&self, id: &PartitionId) -> Option<Arc<Partition>> {

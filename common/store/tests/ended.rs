@@ -4,7 +4,7 @@
 mod support;
 
 use metaq_store::Store;
-use metaq_types::Offset;
+use metaq_types::{Epoch, Offset};
 use std::fs;
 use support::{Setup, at, id, put};
 
@@ -48,4 +48,58 @@ fn a_removed_partition_goes_on_where_it_ended() {
     fs::write(&ended, "metaq-ended 1\ngone-0 x\n").unwrap();
     let Err(error) = Store::open(setup.options()) else { panic!("a damaged file is no empty one") };
     assert!(error.to_string().contains("gone-0 x"), "{error}");
+}
+
+/// Where the newest reign of a store says that `gone-0` begins.
+fn start(store: &Store) -> u64 {
+    store.lineage().unwrap().starts().get(&id("gone-0")).map_or(0, |start| start.get())
+}
+
+/// A slave that still has the log may then take it for the master's past, and no more than that.
+#[test]
+fn a_reign_names_where_a_removed_partition_goes_on_if_that_is_its_own_end() {
+    let setup = Setup::new(0, 4096);
+    let ended = setup.path().join(".metaq/ended");
+    let store = setup.open();
+    store.begin_reign(Epoch(1)).unwrap();
+    let end = fill(&store, &setup, "gone-0", at(0));
+    store.close().unwrap();
+    drop(store);
+    fs::remove_dir_all(setup.path().join("gone-0")).unwrap();
+
+    // And again in each reign after that.
+    for epoch in 2..4 {
+        let store = setup.open();
+        store.begin_reign(Epoch(epoch)).unwrap();
+        assert_eq!(start(&store), end.get());
+    }
+    // It came again, and its files are gone after a crash: where it ended is not known.
+    let store = setup.open();
+    let again = fill(&store, &setup, "gone-0", end);
+    store.begin_reign(Epoch(4)).unwrap();
+    assert_eq!(start(&store), again.get());
+    drop(store);
+    fs::remove_dir_all(setup.path().join("gone-0")).unwrap();
+    let store = setup.open();
+    store.begin_reign(Epoch(5)).unwrap();
+    assert_eq!((store.first_offset(&id("gone-0")), start(&store)), (end, 0), "the line is older than the log");
+    drop(store);
+
+    // Begun at 0 again, as the operator wants it.
+    fs::remove_file(&ended).unwrap();
+    let store = setup.open();
+    fill(&store, &setup, "gone-0", at(0));
+    store.begin_reign(Epoch(6)).unwrap();
+    store.close().unwrap();
+    drop(store);
+    fs::remove_dir_all(setup.path().join("gone-0")).unwrap();
+    let store = setup.open();
+    store.begin_reign(Epoch(7)).unwrap();
+    let first = store.first_offset(&id("gone-0"));
+    assert!(first > Offset::ZERO && first.get() == start(&store));
+    drop(store);
+    fs::remove_file(&ended).unwrap();
+    let store = setup.open();
+    store.begin_reign(Epoch(8)).unwrap();
+    assert_eq!(start(&store), 0);
 }

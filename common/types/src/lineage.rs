@@ -66,8 +66,9 @@ impl Lineage {
         self.newest().map_or(Epoch(0), |reign| reign.epoch)
     }
 
-    /// Begins another reign, whose `starts` name every partition the node holds: one of the past that they do not name is
-    /// not there (a slave took over the past and had not come to copy it) and so ends at 0. Of the starts only those are
+    /// Begins another reign, whose `starts` name every partition the node holds, and where it would let a removed one go
+    /// on: one of the past that they do not name is not there (a slave took over the past and had not come to copy it) and
+    /// so ends at 0. Of the starts only those are
     /// kept that are news. The oldest reigns are forgotten beyond [`REIGNS_MAX`].
     pub fn begin(&mut self, mut reign: Reign) {
         assert!(reign.epoch > self.epoch(), "epochs grow");
@@ -213,8 +214,10 @@ impl Shared<'_> {
         self.their_index + 1 == self.theirs.0.len()
     }
 
-    /// Up to where two logs of a partition that end at `own_end` and `their_end` hold the same bytes.
-    pub fn common_end(&self, partition: &PartitionId, own_end: Offset, their_end: Offset) -> Offset {
+    /// Up to where two logs of a partition that end at `own_end` and `their_end` hold the same bytes. Without a log of
+    /// theirs: up to where their newest reign would let it go on.
+    pub fn common_end(&self, partition: &PartitionId, own_end: Offset, their_end: Option<Offset>) -> Offset {
+        let their_end = their_end.unwrap_or_else(|| self.theirs.start_of(self.theirs.0.len() - 1, partition));
         let own = self.own.end_of(self.own_index, partition).map_or(own_end, |end| end.min(own_end));
         let theirs = self.theirs.end_of(self.their_index, partition).map_or(their_end, |end| end.min(their_end));
         own.min(theirs)
@@ -261,7 +264,7 @@ mod tests {
     fn common(own: &[(u64, &str, u64)], own_end: u64, theirs: &[(u64, &str, u64)], their_end: u64) -> Option<u64> {
         let (own, theirs) = (lineage(own), lineage(theirs));
         match Kinship::of(&own, &theirs) {
-            Kinship::Shared(shared) => Some(shared.common_end(&partition(), at(own_end), at(their_end)).get()),
+            Kinship::Shared(shared) => Some(shared.common_end(&partition(), at(own_end), Some(at(their_end))).get()),
             Kinship::Foreign | Kinship::Unknown => None,
         }
     }
@@ -302,7 +305,21 @@ mod tests {
         let (mut own, mut theirs) = (lineage(&[(1, "a", 0)]), lineage(&[(1, "a", 0), (2, "b", 0)]));
         own.0.iter_mut().chain(&mut theirs.0).for_each(|reign| reign.starts.clear());
         let Kinship::Shared(shared) = Kinship::of(&own, &theirs) else { panic!("they share a reign") };
-        assert_eq!(shared.common_end(&partition(), at(10), at(50)), at(0));
+        assert_eq!(shared.common_end(&partition(), at(10), Some(at(50))), at(0));
+    }
+
+    /// A removed it, knows that it ended at 100, and would go on there.
+    #[test]
+    fn a_log_that_was_removed_is_common_up_to_where_it_would_go_on() {
+        let common = |theirs: &[(u64, &str, u64)]| {
+            let (own, theirs) = (lineage(&[(1, "a", 0)]), lineage(theirs));
+            let Kinship::Shared(shared) = Kinship::of(&own, &theirs) else { panic!("they share a reign") };
+            shared.common_end(&partition(), at(130), None).get()
+        };
+        assert_eq!(common(&[(1, "a", 0), (2, "a", 100)]), 100);
+        assert_eq!(common(&[(1, "a", 0), (2, "a", 100), (3, "a", 0)]), 0, "it is to begin at 0 again");
+        assert_eq!(common(&[(1, "a", 0), (2, "a", 0)]), 0, "nobody knows where it ended");
+        assert_eq!(common(&[(1, "a", 70)]), 70, "not served at the moment");
     }
 
     #[test]
@@ -362,7 +379,7 @@ mod tests {
         let mut new = old.clone();
         new.begin(Reign { epoch: Epoch(3), node: "b".into(), began_unix_ms: 0, starts: BTreeMap::new() });
         let Kinship::Shared(shared) = Kinship::of(&old, &new) else { panic!("they share a reign") };
-        assert_eq!(shared.common_end(&partition(), at(300), at(500)), at(0));
+        assert_eq!(shared.common_end(&partition(), at(300), Some(at(500))), at(0));
     }
 
     #[test]

@@ -115,7 +115,7 @@ impl Slave {
 
     /// What the join compares: an own log, and the master's.
     pub(crate) fn ends(&self, listed: &[Listed], partition: &PartitionId, own: Offset) -> Ends {
-        let theirs = listed.iter().find(|l| l.partition == *partition).map_or(Offset::ZERO, |l| l.end);
+        let theirs = listed.iter().find(|l| l.partition == *partition).map(|l| l.end);
         let acknowledged = self.known.get(partition).and_then(|known| known.confirmed).and_then(Offset::new);
         Ends { partition: partition.clone(), own, theirs, acknowledged }
     }

@@ -90,7 +90,7 @@ async fn settle(
 
 fn ends(log: &Partition, board: &Board, listed: &[Listed]) -> Ends {
     let partition = log.id().clone();
-    let theirs = listed.iter().find(|l| l.partition == partition).map_or(Offset::ZERO, |l| l.end);
+    let theirs = listed.iter().find(|l| l.partition == partition).map(|l| l.end);
     let acknowledged = board.acknowledged(&partition);
     Ends { partition, own: log.positions().written, theirs, acknowledged }
 }

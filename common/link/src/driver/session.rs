@@ -291,7 +291,7 @@ impl Session {
         let followed = listed.iter().filter(|listed| !self.held.contains_key(&listed.partition));
         let behind = trim::behind(&self.options.store, followed);
         if !behind.is_empty() {
-            self.tasks.spawn(trim::run(behind));
+            self.tasks.spawn(trim::run(Arc::clone(&self.options.store), behind));
         }
     }
 
