@@ -1,7 +1,7 @@
 //! The steps that a master and a slave take alike, in the order in which they are taken.
 
 use anyhow::{Context, Result, anyhow, bail};
-use metaq_broker::{Node, is_foreign};
+use metaq_broker::Node;
 use metaq_config::{BrokerConfig, Live, address};
 use metaq_registry::{Embedded, Registry, Role, Wanted, WantedTopic};
 use metaq_store::{RulesFor, Store, StoreOptions};
@@ -53,6 +53,8 @@ fn open_store_here(live: &Live) -> Result<Arc<Store>> {
         Arc::new(move |topic: &str| metaq_broker::rules_for(&rules_from.snapshot(), topic)),
     );
     options.extra_data_paths = own.into_iter().filter(|path| *path != config.system.data_path).collect();
+    let known = Arc::clone(&config);
+    options.expects = Arc::new(move |id| known.topic(&id.topic).is_some_and(|topic| id.number < topic.num_partitions));
     options.journal_path = Some(metaq_broker::journal_path(&config));
     let store = Store::open(options)
         .with_context(|| format!("cannot open the data directory {}", config.system.data_path.display()))?;
@@ -115,15 +117,14 @@ pub fn open_transactions(live: &Live, store: &Arc<Store>) -> Result<Coordinator>
 /// One line with the counts. The store has named what is not served.
 fn log_recovery(store: &Store) {
     let report = store.recovery_report();
-    let (foreign, failed): (Vec<_>, Vec<_>) = report.failed.iter().partition(|(name, _)| is_foreign(name));
     info!(
         node = store.node_id(),
         clean = report.clean,
         served = report.served,
         repaired = report.repaired.len(),
         damaged = report.damaged.len(),
-        failed = failed.len(),
-        passed_over = foreign.len(),
+        failed = report.failed.len(),
+        passed_over = report.passed_over.len(),
         took_ms = report.took.as_millis() as u64,
         "data directory opened"
     );

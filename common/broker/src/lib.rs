@@ -16,7 +16,6 @@
 mod admission;
 mod answer;
 mod dispatch;
-mod foreign;
 mod full;
 mod gate;
 mod handlers;
@@ -36,7 +35,6 @@ mod transport;
 mod view;
 mod watched;
 
-pub use foreign::is_foreign;
 pub use gate::{Gate, Successor};
 pub use metrics::Counters;
 pub use node::{Node, NodeOptions, NodeRole};

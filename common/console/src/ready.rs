@@ -1,7 +1,6 @@
 //! Whether a node does its work, and if not, why: facts in, sentences out.
 
 use crate::watched::Watched;
-use metaq_broker::is_foreign;
 use metaq_link::progress::{LinkState, LinkStatus};
 use metaq_link::standing::Standing;
 use metaq_registry::State;
@@ -40,7 +39,7 @@ pub(crate) struct Facts {
     pub(crate) poisoned: Vec<(PartitionId, String)>,
     /// Could not be opened.
     pub(crate) failed: Vec<String>,
-    /// Directories in a data path that are no partitions.
+    /// What lies in a data path and is no partition.
     pub(crate) foreign: Vec<String>,
     pub(crate) role: Role,
 }
@@ -94,15 +93,15 @@ impl Facts {
             poisoned.extend(sick);
             poisoned.sort();
         }
-        let unserved = store.recovery_report().failed.iter().map(|(name, _)| name.clone());
-        let (foreign, failed) = unserved.partition(|name| is_foreign(name));
+        let report = store.recovery_report();
+        let names = |told: &[(String, String)]| -> Vec<String> { told.iter().map(|(name, _)| name.clone()).collect() };
         Facts {
             stopping: node.is_stopping(),
             registry: watched.registry_state(),
             disk_low: node.is_disk_low(),
             poisoned,
-            failed,
-            foreign,
+            failed: names(&report.failed),
+            foreign: names(&report.passed_over),
             role,
         }
     }

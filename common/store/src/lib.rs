@@ -63,5 +63,5 @@ pub use recovery::RecoveryReport;
 pub use retention::{Disposal, RemoveError, Removed, Retention};
 pub use rules::{Flush, PartitionRules};
 pub use slice::{Slice, SliceAt};
-pub use store::{RulesFor, Store, StoreOptions};
+pub use store::{Expects, RulesFor, Store, StoreOptions};
 pub use wal::WalOptions;

@@ -4,14 +4,14 @@ use crate::kind;
 use crate::load::{Loaded, Repair, load};
 use crate::partition::{Partition, Shared};
 use crate::roots::Root;
-use crate::store::RulesFor;
+use crate::store::{Expects, RulesFor};
 use metaq_types::{PartitionId, PartitionNameError};
 use parking_lot::Mutex;
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap};
 use std::ffi::OsStr;
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -30,8 +30,10 @@ pub struct RecoveryReport {
     pub repaired: Vec<Repair>,
     /// Partitions with damaged records inside their last segment, and the bytes concerned.
     pub damaged: Vec<(PartitionId, u64)>,
-    /// Not served, each with the reason: a partition, or a directory that cannot be one.
+    /// Not served, each with the reason: a partition, or a second directory of one.
     pub failed: Vec<(String, String)>,
+    /// What lies in a data path and is no partition, with why it could be taken for one: in it nothing can be missing.
+    pub passed_over: Vec<(String, String)>,
     pub took: Duration,
 }
 
@@ -54,11 +56,12 @@ pub(crate) fn recover_all(
     roots: &[Root],
     clean: Option<&CleanMark>,
     rules: &RulesFor,
+    expects: &Expects,
     mut unserved: BTreeMap<PartitionId, String>,
 ) -> Result<Recovered, OpenError> {
     let started = Instant::now();
     let mut report = RecoveryReport { clean: clean.is_some(), ..RecoveryReport::default() };
-    let (mut places, misplaced) = list_places(roots, &mut report)?;
+    let (mut places, misplaced) = list_places(roots, expects, &mut report)?;
     for (id, reason) in misplaced {
         unserved.entry(id).or_insert(reason);
     }
@@ -121,6 +124,7 @@ fn compare_with_mark(id: &PartitionId, loaded: &Loaded, clean: Option<&CleanMark
 /// served from the first.
 fn list_places(
     roots: &[Root],
+    expects: &Expects,
     report: &mut RecoveryReport,
 ) -> Result<(Vec<Place>, BTreeMap<PartitionId, String>), OpenError> {
     let mut places = HashMap::<PartitionId, Arc<Path>>::new();
@@ -136,13 +140,19 @@ fn list_places(
                     }
                     Entry::Occupied(place) => {
                         let reason = format!("{} is served from {}", place.key(), place.get().display());
-                        report_unserved(report, entry.path(), reason);
+                        tracing::warn!(directory = %entry.path().display(), reason, "not served");
+                        report.failed.push((entry.path().display().to_string(), reason));
                     }
                 },
+                // A core dump, say. A link that leads nowhere may be a partition on a disk that is not mounted.
+                (Ok(id), Err(_)) if !expects(&id) && entry.path().exists() => {
+                    let reason = "it is no directory, and no topic of the configuration has such a partition";
+                    pass_over(report, &entry.path(), reason.to_owned());
+                }
                 (Ok(id), Err(reason)) => {
                     misplaced.entry(id).or_insert(reason);
                 }
-                (Err(reason), Ok(Some(_))) => report_unserved(report, entry.path(), reason),
+                (Err(reason), Ok(Some(_))) => pass_over(report, &entry.path(), reason),
                 // Nobody would look for messages in it; or it went in this moment.
                 (Err(_), Err(_)) | (_, Ok(None)) => {}
             }
@@ -167,9 +177,9 @@ pub(crate) fn partition_of(name: &OsStr) -> Option<Result<PartitionId, String>> 
     }
 }
 
-fn report_unserved(report: &mut RecoveryReport, directory: PathBuf, reason: String) {
-    tracing::warn!(directory = %directory.display(), reason, "not served");
-    report.failed.push((directory.display().to_string(), reason));
+fn pass_over(report: &mut RecoveryReport, path: &Path, reason: String) {
+    tracing::warn!(path = %path.display(), reason, "passed over");
+    report.passed_over.push((path.display().to_string(), reason));
 }
 
 type Outcome = Result<Option<Loaded>, String>;

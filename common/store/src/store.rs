@@ -33,6 +33,9 @@ use tokio::sync::Notify;
 /// The settings of a topic, by name.
 pub type RulesFor = Arc<dyn Fn(&str) -> PartitionRules + Send + Sync>;
 
+/// Whether the configuration has a partition.
+pub type Expects = Arc<dyn Fn(&PartitionId) -> bool + Send + Sync>;
+
 #[derive(Clone)]
 pub struct StoreOptions {
     /// Holds the store's identity and its partitions, but for topics with a path of their own.
@@ -44,6 +47,8 @@ pub struct StoreOptions {
     pub broker_id: BrokerId,
     /// Asked for each partition found.
     pub rules: RulesFor,
+    /// Asked where something else stands in the place of a partition's directory: nobody misses one that it does not know.
+    pub expects: Expects,
     pub now: WallClock,
     pub disk: Arc<dyn Disk>,
     /// `None`: there is no write-ahead log, each partition's file is synced.
@@ -59,6 +64,7 @@ impl StoreOptions {
             journal_path: None,
             broker_id,
             rules,
+            expects: Arc::new(|_| true),
             now: Arc::new(wall_clock_ms),
             disk: Arc::new(OsDisk),
             wal: Some(WalOptions::default()),
@@ -127,7 +133,7 @@ impl Store {
             metrics: StoreMetrics::default(),
             queued_bytes: AtomicUsize::new(0),
         });
-        let recovered = recover_all(&shared, &locked, clean.as_ref(), &options.rules, unrestored)?;
+        let recovered = recover_all(&shared, &locked, clean.as_ref(), &options.rules, &options.expects, unrestored)?;
         if let Err(error) = shared.ids.reserve() {
             // Reading goes on without ids; each append tries again.
             tracing::error!(%error, "appends are refused until this succeeds");

@@ -11,6 +11,7 @@ use std::fs;
 use std::os::unix::fs::{FileTypeExt, PermissionsExt, chown, symlink};
 use std::os::unix::net::UnixListener;
 use std::path::Path;
+use std::sync::Arc;
 use support::{Setup, at, bodies, id, put, read_from};
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -170,17 +171,49 @@ fn a_directory_that_is_not_called_as_we_call_it_is_foreign() {
     symlink("/nowhere", setup.path().join("old")).unwrap();
     let store = setup.open();
     let report = store.recovery_report();
-    let mut failed = report.failed.clone();
-    failed.sort_unstable();
-    let names: Vec<_> = failed.iter().map(|(name, _)| name.clone()).collect();
+    let mut passed_over = report.passed_over.clone();
+    passed_over.sort_unstable();
+    let names: Vec<_> = passed_over.iter().map(|(name, _)| name.clone()).collect();
     let mut expected = foreign.map(|name| setup.path().join(name).display().to_string());
     expected.sort_unstable();
-    assert_eq!((names, report.served), (expected.to_vec(), 2));
-    assert!(failed.iter().any(|(_, reason)| reason.contains("test-7")), "{failed:?}");
+    assert_eq!((names, &report.failed[..], report.served), (expected.to_vec(), &[][..], 2));
+    assert!(passed_over.iter().any(|(_, reason)| reason.contains("test-7")), "{passed_over:?}");
     assert_eq!((store.unserved("test", 7), store.unserved("test", 1)), (None, None));
     assert_eq!(inspect(&[setup.path()]).unwrap().logs.len(), 2);
     // The partition of that number is another one, and can be made.
     put(&setup.partition(&store, "test-7"), b"x").unwrap();
+}
+
+/// A core dump has the name of a partition. Nobody misses one that the configuration does not have; where a link leads
+/// nowhere there may be messages.
+#[test]
+fn what_is_called_like_a_partition_that_nobody_has_is_passed_over() {
+    for odd in NO_DIRECTORIES {
+        let setup = stopped(true);
+        let path = setup.path().join("core-1234");
+        odd.make(&path);
+        let mut options = setup.options();
+        options.expects = Arc::new(|id| &*id.topic == "test");
+        let store = Store::open(options.clone()).unwrap();
+        let report = store.recovery_report();
+        let shown = path.display().to_string();
+        match odd {
+            Odd::Dangling => {
+                assert!(report.failed[0].1.contains(&shown) && report.passed_over.is_empty(), "{report:?}")
+            }
+            _ => {
+                assert_eq!((&report.failed[..], store.unserved("core", 1234)), (&[][..], None), "{odd:?}");
+                assert_eq!(report.passed_over.iter().map(|(name, _)| name).collect::<Vec<_>>(), [&shown], "{odd:?}");
+                // A reload may bring it all the same.
+                let refused = store.get_or_create(&id("core-1234"), &setup.rules(), at(0)).err().unwrap().to_string();
+                assert!(refused.contains(&shown) && refused.contains(odd.words()), "{refused}");
+            }
+        }
+        drop(store);
+        options.expects = Arc::new(|id| &*id.topic == "core");
+        let store = Store::open(options).unwrap();
+        assert!(store.unserved("core", 1234).is_some() && odd.is_at(&path), "{odd:?}");
+    }
 }
 
 fn refused(setup: &Setup) -> String {

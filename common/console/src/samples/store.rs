@@ -1,5 +1,4 @@
 use crate::metrics::{self, Samples};
-use metaq_broker::is_foreign;
 use metaq_store::{FlushCause, Store};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -8,8 +7,7 @@ pub(super) fn sample(store: &Store, samples: &mut Samples) {
     let partitions = store.partitions();
     samples.count(&metrics::PARTITIONS, partitions.len() as u64);
     samples.count(&metrics::HELD_BYTES, partitions.iter().map(|partition| partition.bytes()).sum());
-    samples
-        .count(&metrics::FAILED_PARTITIONS, report.failed.iter().filter(|(name, _)| !is_foreign(name)).count() as u64);
+    samples.count(&metrics::FAILED_PARTITIONS, report.failed.len() as u64);
     samples.count(&metrics::REPAIRED, report.repaired.len() as u64);
     samples.count(&metrics::DAMAGED, report.damaged.len() as u64);
     samples.put(&metrics::RECOVERY_SECONDS, report.took.as_secs_f64());
