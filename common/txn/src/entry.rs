@@ -151,7 +151,10 @@ fn outcome_code(outcome: Option<Outcome>) -> u8 {
 
 /// Why bytes whose checksum is right are no entry: another version wrote them.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("not an entry of this version: {0}")]
+#[error(
+    "not an entry of this version: {0}; if a newer version of metaq ran on this data, stop this one and start that again, \
+     since what the entry says is not known here; if none did, it is lost, and 'metaq txn list' shows what is left"
+)]
 pub(crate) struct NoEntry(&'static str);
 
 const SHORT: NoEntry = NoEntry("it ends too early");
@@ -259,7 +262,8 @@ mod tests {
     fn another_form_and_a_wild_count_are_refused() {
         let mut bytes = encode(9, &"k", &What::Prepare).to_vec();
         bytes[0] = 2;
-        assert!(decode(&bytes).is_err());
+        let told = decode(&bytes).unwrap_err().to_string();
+        assert!(told.contains("its form is unknown") && told.contains("start that again"), "says what to do: {told}");
         bytes[0] = FORM;
         bytes[1] = 99;
         assert!(decode(&bytes).is_err());
