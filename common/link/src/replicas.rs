@@ -114,6 +114,10 @@ impl Replicas {
                 node.clone_into(&mut slave.node);
             }
             address.clone_into(&mut slave.address);
+            if slave.connections == 0 {
+                // Until it is judged, which is done now and then: it is here.
+                (slave.standing, slave.standing_since) = (Standing::CatchingUp, now);
+            }
             slave.connections += 1;
             (slave.since, slave.heard) = (now, now);
             slave.asked &= slave.connections > 1;
@@ -131,7 +135,7 @@ impl Replicas {
             since: now,
             heard: now,
             asked: false,
-            standing: Standing::Absent,
+            standing: Standing::CatchingUp,
             standing_since: now,
             broke_at: None,
             partitions: HashMap::new(),
@@ -189,6 +193,7 @@ impl Replicas {
             slave.connections = slave.connections.saturating_sub(1);
             slave.since = now;
             if slave.connections == 0 {
+                (slave.standing, slave.standing_since) = (Standing::Absent, now);
                 for confirmed in slave.partitions.values_mut() {
                     (confirmed.joining, confirmed.parked) = (true, false);
                     confirmed.clock.forget_marks();
@@ -419,6 +424,26 @@ mod tests {
         let lines = replicas.snapshot(|_| Some(log(1)), now);
         assert!(!lines[0].connected, "still shown, as absent");
         assert_eq!(replicas.connected(), 0);
+    }
+
+    #[test]
+    fn a_slave_comes_and_goes_at_once_and_not_with_the_next_look() {
+        let now = Instant::now();
+        let s = slave(0);
+        let mut replicas = Replicas::new();
+        let standing = |replicas: &Replicas| replicas.standings(now)[0].1;
+        for _ in 0..2 {
+            replicas.on_greeting(s, "n", "a", now).unwrap();
+            assert_eq!(standing(&replicas), Standing::CatchingUp);
+            replicas.on_greeting(s, "n", "b", now).unwrap();
+            replicas.on_get(s, &partition("t-0"), at(1), log(1), now);
+            replicas.judge(ms(500), |_| Some(log(1)), now);
+            assert_eq!(standing(&replicas), Standing::Following);
+            replicas.on_disconnect(s, now);
+            assert_eq!(standing(&replicas), Standing::Following, "on its other connection");
+            replicas.on_disconnect(s, now);
+            assert_eq!(standing(&replicas), Standing::Absent);
+        }
     }
 
     #[test]
