@@ -1,11 +1,12 @@
 //! The command line that master and slave share, and the exit codes.
 
 use crate::reign::Consent;
-use clap::{Args, ValueEnum};
+use clap::error::ErrorKind;
+use clap::{Args, Parser, ValueEnum};
 use metaq_config::{BrokerConfig, ConfigErrors};
 use metaq_types::limits::ACK_QUORUM_MAX;
 use std::fmt;
-use std::io;
+use std::io::{self, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -17,7 +18,8 @@ Signals: SIGTERM and SIGINT stop in order (unregister, let clients leave, sync);
 configuration; SIGQUIT, SIGUSR1 and SIGUSR2 change nothing.
 Exit codes: 0 stopped in order; 1 could not start or go on (the last lines say why and what to do); 2 the command line \
 is wrong; 78 the configuration has errors, each printed as file:line: message.
-What stands behind env: can be given in the environment; an option wins.";
+What stands behind env: can be given in the environment; an option wins. METAQ_LOG there chooses what is logged: info, \
+debug, or levels for parts of the program, as in metaq_store=debug,info.";
 
 #[derive(Args, Clone, Debug)]
 pub struct CommonArgs {
@@ -71,12 +73,15 @@ pub enum LogFormat {
     Json,
 }
 
-/// Log lines go to standard error; METAQ_LOG chooses levels, `info` by default (`debug`, `metaq_store=debug,info`).
+/// Without METAQ_LOG. The ZooKeeper library tells at `info` what its connection does; what it means for the broker we say.
+const LEVELS: &str = "info,zookeeper_client=warn";
+
+/// Log lines go to standard error; METAQ_LOG chooses levels, `info` for example (`debug`, `metaq_store=debug,info`).
 pub fn start_logging(format: LogFormat) {
     let asked = std::env::var("METAQ_LOG").unwrap_or_default();
-    let (levels, wrong) = match tracing_subscriber::EnvFilter::try_new(if asked.is_empty() { "info" } else { &asked }) {
+    let (levels, wrong) = match tracing_subscriber::EnvFilter::try_new(if asked.is_empty() { LEVELS } else { &asked }) {
         Ok(levels) => (levels, None),
-        Err(error) => (tracing_subscriber::EnvFilter::new("info"), Some(error)),
+        Err(error) => (tracing_subscriber::EnvFilter::new(LEVELS), Some(error)),
     };
     // A line that cannot be written is lost: telling so, on the same full disk, would end the process.
     let lines = tracing_subscriber::fmt()
@@ -96,6 +101,28 @@ pub fn start_logging(format: LogFormat) {
     }
 }
 
+/// The command line; an error is the exit code of a process that has nothing more to do.
+pub fn parse<A: Parser>() -> Result<A, ExitCode> {
+    A::try_parse().map_err(|error| {
+        let printed = error.print();
+        match error.kind() {
+            ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => printed_all(printed),
+            _ => ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(u8::MAX)),
+        }
+    })
+}
+
+/// The exit code of who was asked to print something, and did nothing else. A reader that has gone had what it wanted.
+fn printed_all(printed: io::Result<()>) -> ExitCode {
+    match printed {
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
+            tell(&mut io::stderr(), format_args!("standard output cannot be written: {error}"));
+            ExitCode::FAILURE
+        }
+        _ => ExitCode::SUCCESS,
+    }
+}
+
 /// Prints the verdict of `--check-config`.
 pub fn report_config(checked: Result<metaq_config::BrokerConfig, metaq_config::ConfigErrors>) -> ExitCode {
     match checked {
@@ -104,8 +131,9 @@ pub fn report_config(checked: Result<metaq_config::BrokerConfig, metaq_config::C
                 tell(&mut io::stderr(), format_args!("{warning}"));
             }
             let (path, topics, checksum) = (config.path.display(), config.topics.len(), config.checksum);
-            tell(&mut io::stdout(), format_args!("{path}: ok, {topics} topics, checksum {checksum}"));
-            ExitCode::SUCCESS
+            let mut out = io::stdout().lock();
+            let printed = writeln!(out, "{path}: ok, {topics} topics, checksum {checksum}").and_then(|()| out.flush());
+            printed_all(printed)
         }
         Err(errors) => {
             tell(&mut io::stderr(), format_args!("{errors}"));
@@ -115,7 +143,7 @@ pub fn report_config(checked: Result<metaq_config::BrokerConfig, metaq_config::C
 }
 
 /// One line; with nobody to read it, or no room where it goes, the exit code alone has to do.
-pub fn tell(to: &mut impl io::Write, line: fmt::Arguments<'_>) {
+pub fn tell(to: &mut impl Write, line: fmt::Arguments<'_>) {
     let _ = writeln!(to, "{line}");
 }
 

@@ -1,7 +1,5 @@
-use clap::Parser;
-use metaq_slave::Args;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    metaq_slave::run(&Args::parse())
+    metaq_master::cli::parse().map_or_else(|code| code, |args| metaq_slave::run(&args))
 }

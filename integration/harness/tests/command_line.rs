@@ -212,3 +212,19 @@ fn log_levels_that_are_no_levels_are_named() -> Result<()> {
     site.start_master(&[])?.wait_for_line("data directory opened")?;
     Ok(())
 }
+
+/// What the ZooKeeper library tells of its connection is for those who ask: the broker says itself what comes of it.
+#[test]
+fn the_zookeeper_library_is_heard_where_levels_are_asked_for() -> Result<()> {
+    for (levels, heard) in [("METAQ_LOG=", false), ("METAQ_LOG=info", true)] {
+        let mut site = Site::new()?;
+        site.set_zookeeper("zk.zkEnable", "true").set_zookeeper("zk.zkConnect", &free_address()?.to_string());
+        site.launch_by(["env", levels].map(str::to_owned).to_vec());
+        let mut master = site.start_master(&["--local"])?;
+        master.wait_for_line("zookeeper session established")?;
+        master.wait_for_line("registered in zookeeper")?;
+        let log = master.log_text();
+        assert_eq!(log.contains("new session established"), heard, "{levels}: {log}");
+    }
+    Ok(())
+}
