@@ -18,7 +18,7 @@ pub struct SlaveConfig {
     pub slave_id: Option<SlaveId>,
     pub slave_group: String,
     pub slave_max_delay: Duration,
-    /// 0: no limit.
+    /// 0: no rate is set.
     pub catch_up_bytes_per_second: u64,
     pub auto_sync_master_config: bool,
     pub warnings: Vec<Finding>,

@@ -55,7 +55,7 @@ pub struct LinkOptions {
     pub group: String,
     /// `slaveMaxDelayInMills`: the longest poll, and the longest pause behind a master that does not wait.
     pub delay_max: Duration,
-    /// `slaveCatchUpBytesPerSecond`: while it is further behind than `delay_max`; 0 for no limit.
+    /// `slaveCatchUpBytesPerSecond`: while it is further behind than `delay_max`; 0: see `pace.rs`.
     pub catch_up_bytes_per_second: u64,
     pub store: Arc<Store>,
     pub transport: LinkTransport,

@@ -89,7 +89,7 @@ impl Ahead {
         let Some(offset) = self.next.filter(|_| free && follow.reads_ahead) else { return };
         // Who is to be slow gains nothing; who is nearly level confirms sooner without.
         let far = pull.master_end().is_some_and(|end| end >= offset + u64::from(FETCH_BYTES));
-        if !far || follow.options.catch_up_bytes_per_second > 0 {
+        if !far || follow.budget.is_held_back() {
             return;
         }
         let Some(room) = follow.budget.try_take(FETCH_BYTES) else { return };

@@ -12,6 +12,7 @@ use tokio::sync::{Notify, watch};
 use super::LinkOptions;
 use crate::lag::{LagClock, LogEnd};
 use crate::members::{self, KnownMember};
+use crate::pace::Backlog;
 use crate::progress::{LinkState, LinkStatus, PartitionStatus};
 use crate::promotion::{Known, Record};
 use crate::pull::Pull;
@@ -53,6 +54,8 @@ struct Seen {
     since: Instant,
     own_end: Offset,
     master_end: Option<Offset>,
+    /// The master's end when it was last counted what came.
+    counted_end: Option<Offset>,
     clock: LagClock,
     seen_unix_ms: u64,
     note: Option<String>,
@@ -68,6 +71,7 @@ impl Cell {
             since: Instant::now(),
             own_end: Offset::ZERO,
             master_end: None,
+            counted_end: None,
             clock: LagClock::default(),
             seen_unix_ms: 0,
             note: None,
@@ -272,6 +276,19 @@ impl Board {
         let seen = cell.0.lock();
         let lacks = seen.master_end.is_some_and(|end| end > seen.own_end);
         lacks && (!seen.clock.is_known() || seen.behind() > bound)
+    }
+
+    /// What is missing in all, and what came in the master's partitions since this was last asked.
+    pub(super) fn backlog(&self) -> Backlog {
+        let mut backlog = Backlog { left_bytes: 0, came_bytes: 0 };
+        for cell in self.cells.lock().values() {
+            let mut seen = cell.0.lock();
+            let Some(end) = seen.master_end else { continue };
+            backlog.left_bytes += end.bytes_since(seen.own_end.min(end));
+            // Of one that is new here nobody knows since when.
+            backlog.came_bytes += seen.counted_end.replace(end).map_or(0, |before| end.bytes_since(before.min(end)));
+        }
+        backlog
     }
 
     pub(super) fn copied(&self, bytes: u64) {

@@ -7,8 +7,9 @@ use std::time::{Duration, Instant};
 use metaq_types::limits::LONG_POLL_MAX;
 use parking_lot::Mutex;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tracing::info;
 
-use crate::pace::Pace;
+use crate::pace::{Backlog, Pace};
 
 /// What a get asks for when its bytes are known to wait.
 pub(super) const FETCH_BYTES: u32 = 1024 * 1024;
@@ -57,9 +58,24 @@ impl Budget {
         delay_max.max(Duration::from_secs(1) * listeners / IDLE_GETS_PER_SECOND_MAX).min(LONG_POLL_MAX)
     }
 
-    /// How long to leave room for others after `bytes` came.
-    pub(super) fn pace(&self, bytes: u64) -> Duration {
-        self.pace.lock().take(bytes, Instant::now())
+    /// How long to leave room for others after `bytes` came, which took so long.
+    pub(super) fn pace(&self, bytes: u64, took: Duration, backlog: impl FnOnce() -> Backlog) -> Duration {
+        let mut pace = self.pace.lock();
+        let before = pace.leaves_room();
+        let pause = pace.take(bytes, took, Instant::now(), backlog);
+        match (before, pace.leaves_room()) {
+            (false, true) => info!(
+                "far behind, while producers send: copying leaves room to them; slaveCatchUpBytesPerSecond sets a rate"
+            ),
+            (true, false) => info!("copying no longer leaves room: producers rest, or little is missing"),
+            _ => {}
+        }
+        pause
+    }
+
+    /// Whether room is to be left for others now.
+    pub(super) fn is_held_back(&self) -> bool {
+        self.pace.lock().is_held_back()
     }
 
     /// Waits until `bytes` may be asked for. Cancel-safe.

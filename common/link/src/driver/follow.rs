@@ -72,6 +72,7 @@ pub(super) async fn run(follow: Follow) {
     let follow = Arc::new(follow);
     let mut ahead = Ahead::new(Lane::of(&follow.way));
     while let Some(get) = pull.next_get() {
+        let asked = std::time::Instant::now();
         let Some(fetched) = ahead.answer(&follow, get).await else { return };
         if !get.waiting {
             follow.board.level_until_now(&follow.cell);
@@ -88,7 +89,7 @@ pub(super) async fn run(follow: Follow) {
         let before = pull.position();
         let pause = follow.take(step, fetched.room, &mut pull, &mut log, &mut ahead).await;
         follow.board.update(&follow.cell, &pull, false);
-        let pause = pause.or_else(|| follow.pace(pull.position().bytes_since(before)));
+        let pause = pause.or_else(|| follow.pace(pull.position().bytes_since(before), asked.elapsed()));
         if let Some(pause) = pause {
             follow.pause(pause).await;
         }
@@ -242,13 +243,12 @@ impl Follow {
         }
     }
 
-    /// Counts bytes that came; how long to leave room for others, where this slave is far behind and is to.
-    fn pace(&self, bytes: u64) -> Option<Duration> {
-        if bytes == 0 {
+    /// Counts bytes that came and took so long; how long to leave room for others, where this slave is far behind.
+    fn pace(&self, bytes: u64, took: Duration) -> Option<Duration> {
+        if bytes == 0 || !self.board.is_late(&self.cell, self.options.delay_max) {
             return None;
         }
-        let late = self.options.catch_up_bytes_per_second > 0 && self.board.is_late(&self.cell, self.options.delay_max);
-        late.then(|| self.budget.pace(bytes)).filter(|pause| !pause.is_zero())
+        Some(self.budget.pace(bytes, took, || self.board.backlog())).filter(|pause| !pause.is_zero())
     }
 
     /// Ends early when told to stop.
