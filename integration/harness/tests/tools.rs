@@ -7,6 +7,7 @@ use metaq_harness::raw::Raw;
 use metaq_harness::zookeeper::ZooKeeper;
 use serde_json::Value;
 use std::fs::{self, File};
+use std::io::Write as _;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 use zookeeper_client::{Acls, Client, CreateMode};
@@ -164,6 +165,59 @@ fn the_load_generator_ends_as_well_when_nobody_reads() -> Result<()> {
         for json in ["", "--json"] {
             check_output("metaq-load", |_| words(&format!("{json} {command} {behind}")))?;
         }
+    }
+    Ok(())
+}
+
+/// A broker that takes nothing any more costs the time of one line, not of each; whoever goes on knows from where.
+#[test]
+fn putting_ends_with_the_first_line_that_was_given_up_and_says_how_to_go_on() -> Result<()> {
+    let mut site = Site::new()?;
+    site.topic("test", &[("numPartitions", "2")]);
+    let broker = site.start_master(&[])?;
+    let ledger = site.path().join("ledger");
+    let mut command = Command::new(binary_path("metaq")?);
+    command.args(["--broker", &broker.address, "put", "--topic", "test", "--give-up", "1", "--ledger"]).arg(&ledger);
+    let mut putting = command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped()).spawn()?;
+    let mut lines = putting.stdin.take().context("a pipe")?;
+    lines.write_all(b"1\n2\n3\n4\n5\n")?;
+    wait_until("five lines to be stored", || {
+        Ok((fs::read_to_string(&ledger).is_ok_and(|told| told.matches("\"stored\"").count() == 5)).then_some(()))
+    })?;
+    broker.kill()?;
+    // The input has no end: nobody waits for it.
+    lines.write_all(&b"x\n".repeat(40))?;
+    let ended = wait_until("it to end", || Ok(putting.try_wait()?));
+    // One that reads on ends with its input.
+    drop(lines);
+    let Output { status, stderr, .. } = putting.wait_with_output()?;
+    let said = String::from_utf8(stderr)?;
+    ended.with_context(|| said.clone())?;
+    ensure!(status.code() == Some(1), "{said}");
+    for words in ["; 5 lines are stored; when that is mended go on from line 6", "that line of the input", "--ledger"] {
+        ensure!(said.contains(words), "{words} in {said}");
+    }
+    let given_up: Vec<_> =
+        said.lines().filter_map(|line| line.strip_prefix("metaq: line ")?.split(':').next()).collect();
+    // One for each partition: they were under way together.
+    ensure!(given_up.iter().all(|line| ["6", "7"].contains(line)), "{said}");
+    Ok(())
+}
+
+/// What the brokers print, who print nothing else.
+#[test]
+fn the_brokers_say_when_what_they_were_asked_for_cannot_be_written() -> Result<()> {
+    let site = Site::new()?;
+    site.write_ini()?;
+    let checked = format!("--check-config --config {}", site.ini_path().display());
+    for binary in ["metaq-master", "metaq-slave"] {
+        for asked in ["--help", "--version", &*checked, &*format!("--slave-id 3 {checked}")] {
+            if binary == "metaq-slave" || !asked.contains("--slave-id") {
+                check_output(binary, |_| words(asked))?;
+            }
+        }
+        let wrong = run(binary, &words("--nonsense"), Stdio::null())?;
+        ensure!(wrong.code == Some(2) && wrong.said.contains("--nonsense"), "{wrong:?}");
     }
     Ok(())
 }

@@ -1,12 +1,15 @@
 //! `metaq put`: every line of a file becomes a message.
 //!
 //! Lines are dealt out to the partitions in turn. Each partition has a lane of its own with one message on the way, so
-//! that the messages of a partition keep the order of their lines, also over a change of masters.
+//! that the messages of a partition keep the order of their lines, also over a change of masters. When one of them was
+//! given up for a reason that is the broker's, the others stop as well: each line after it would only cost its time.
 
+mod halt;
 mod lane;
 mod ledger;
 mod masters;
 
+use std::collections::VecDeque;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,6 +26,7 @@ use tokio::time::Instant;
 
 use crate::cluster::{Source, writers};
 use crate::show::{self, Format};
+use halt::Halt;
 use lane::{Lane, Outcome};
 use ledger::Ledger;
 use masters::Masters;
@@ -55,7 +59,8 @@ pub(crate) struct PutArgs {
     #[arg(long, value_name = "PER_SECOND", value_parser = clap::value_parser!(u32).range(1..))]
     rate: Option<u32>,
 
-    /// How long one message is tried again while there is no master or it has no room
+    /// How long one message is tried again while there is no master or it has no room; the first one that is given up
+    /// ends it all
     #[arg(long, value_name = "SECONDS", default_value_t = 60)]
     give_up: u64,
 
@@ -101,6 +106,19 @@ struct Tally {
     seconds: f64,
     /// The longest time between sending a message first and its answer.
     longest_wait_ms: u64,
+    /// The first line that is not known to be stored or refused, where it did not come to the end.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    go_on_from: Option<u64>,
+}
+
+/// What one lane did.
+#[derive(Default)]
+struct LaneTally {
+    tally: Tally,
+    /// Its first line that it gave up, or did not try any more.
+    stopped_at: Option<u64>,
+    /// The lines it stored last, as many as it can be ahead of another lane.
+    stored_last: VecDeque<u64>,
 }
 
 pub(crate) async fn run(source: &Source, args: PutArgs, format: Format) -> anyhow::Result<()> {
@@ -108,6 +126,7 @@ pub(crate) async fn run(source: &Source, args: PutArgs, format: Format) -> anyho
     let masters = Arc::new(Masters::new(source.clone()));
     let places = places(&masters, &args, give_up).await?;
     let ledger = Arc::new(Ledger::open(args.ledger.as_deref())?);
+    let halt = Halt::default();
     let mut lanes = JoinSet::new();
     let mut inputs = Vec::new();
     for (broker, partition) in places {
@@ -122,18 +141,29 @@ pub(crate) async fn run(source: &Source, args: PutArgs, format: Format) -> anyho
         };
         let (sender, receiver) = mpsc::channel(LANE_LINES_MAX);
         inputs.push(sender);
-        lanes.spawn(lane_tally(lane, receiver));
+        lanes.spawn(lane_tally(lane, receiver, halt.clone()));
     }
     let started = Instant::now();
-    let fed = feed(&args, inputs).await;
+    let fed = tokio::select! {
+        fed = feed(&args, inputs) => fed,
+        () = halt.wait() => Ok(()),
+    };
     let mut tally = Tally::default();
+    let mut done = Vec::new();
     while let Some(lane) = lanes.join_next().await {
-        tally.add(&lane.context("a lane ended badly")??);
+        let lane = lane.context("a lane ended badly")??;
+        tally.add(&lane.tally);
+        done.push(lane);
     }
+    tally.go_on_from = done.iter().filter_map(|lane| lane.stopped_at).min();
     tally.seconds = started.elapsed().as_secs_f64();
     ledger.close()?;
     let printed = print(&tally, format);
     fed?;
+    if let Some(from) = tally.go_on_from {
+        let stored_behind = done.iter().flat_map(|lane| &lane.stored_last).filter(|line| **line > from).count();
+        bail!("{}", stopped(&args, from, tally.stored, stored_behind));
+    }
     if tally.stored < tally.lines {
         bail!(
             "{} of {} lines are not known to be stored{}",
@@ -143,6 +173,32 @@ pub(crate) async fn run(source: &Source, args: PutArgs, format: Format) -> anyho
         );
     }
     printed.with_context(|| format!("all {} lines are stored", tally.lines))
+}
+
+/// What was done, and how to go on; why has been said of the line.
+fn stopped(args: &PutArgs, from: u64, stored: u64, stored_behind: usize) -> String {
+    let (give_up, topic) = (args.give_up, &args.topic);
+    let rest = match args.file.as_os_str() == "-" {
+        true => "that line of the input".to_owned(),
+        false => format!("'tail -n +{from} {} | metaq put --topic {topic}'", args.file.display()),
+    };
+    let mut text = format!(
+        "stopped, since no line that follows would fare better than one that was tried for {give_up} s; {stored} lines are \
+         stored; when that is mended go on from line {from}, with {rest} and the options as before"
+    );
+    match (stored_behind, &args.ledger) {
+        (0, None) => {}
+        (0, Some(_)) => text += " but another --ledger",
+        (_, None) => text += &format!("; {stored_behind} lines behind that are stored already, and would be twice"),
+        (_, Some(ledger)) => {
+            let ledger = ledger.display();
+            text += &format!(
+                " but another --ledger; {stored_behind} lines behind that are stored already, as {ledger} says, and would be \
+                 twice"
+            );
+        }
+    }
+    text
 }
 
 /// Where messages go: a broker and a partition each. Waits for a master while there is none.
@@ -211,10 +267,17 @@ async fn read_line(input: &mut (impl AsyncBufRead + Unpin), number: u64) -> anyh
     Ok(Some(line.into()))
 }
 
-/// Runs one lane to the end of its lines.
-async fn lane_tally(lane: Lane, mut lines: mpsc::Receiver<Line>) -> anyhow::Result<Tally> {
-    let mut tally = Tally::default();
-    while let Some(line) = lines.recv().await {
+/// Runs one lane to the end of its lines, or until a line of any lane is given up.
+async fn lane_tally(lane: Lane, mut lines: mpsc::Receiver<Line>, halt: Halt) -> anyhow::Result<LaneTally> {
+    let mut done = LaneTally::default();
+    let tally = &mut done.tally;
+    loop {
+        let line = tokio::select! {
+            biased;
+            () = halt.wait() => break,
+            line = lines.recv() => line,
+        };
+        let Some(line) = line else { break };
         let sent = lane.send(&line).await?;
         tally.lines += 1;
         tally.longest_wait_ms = tally.longest_wait_ms.max(u64::try_from(sent.waited.as_millis()).unwrap_or(u64::MAX));
@@ -223,12 +286,25 @@ async fn lane_tally(lane: Lane, mut lines: mpsc::Receiver<Line>) -> anyhow::Resu
                 tally.stored += 1;
                 tally.bytes += line.body.len() as u64;
                 tally.sent_again += u64::from(sent.lost_answers > 0);
+                done.stored_last.push_back(line.number);
+                if done.stored_last.len() > LANE_LINES_MAX + 2 {
+                    done.stored_last.pop_front();
+                }
             }
             Outcome::Refused => tally.refused += 1,
             Outcome::Unknown => tally.unknown += 1,
         }
+        if sent.given_up {
+            halt.stop();
+            done.stopped_at = Some(line.number);
+            break;
+        }
     }
-    Ok(tally)
+    lines.close();
+    if let Some(left) = lines.recv().await {
+        done.stopped_at.get_or_insert(left.number);
+    }
+    Ok(done)
 }
 
 impl Tally {
@@ -273,6 +349,32 @@ mod tests {
             lines.push(line);
         }
         assert_eq!(lines, [&b"one"[..], b"two \r", b"", b"\xff", b"last"]);
+    }
+
+    #[test]
+    fn whoever_was_stopped_is_told_how_to_go_on() {
+        let told = |file: &str, ledger: Option<&str>, behind| {
+            let args = PutArgs {
+                file: file.into(),
+                topic: "orders".to_owned(),
+                partition: Choice::RoundRobin,
+                ledger: ledger.map(PathBuf::from),
+                rate: None,
+                give_up: 7,
+                no_resend: false,
+            };
+            stopped(&args, 12, 14, behind)
+        };
+        let plain = told("in.txt", None, 0);
+        assert!(plain.contains("tried for 7 s; 14 lines are stored;"), "{plain}");
+        assert!(
+            plain.contains("go on from line 12, with 'tail -n +12 in.txt | metaq put --topic orders' and"),
+            "{plain}"
+        );
+        assert!(plain.ends_with("as before"), "{plain}");
+        assert!(told("-", None, 3).ends_with("; 3 lines behind that are stored already, and would be twice"));
+        let both = told("-", Some("l"), 3);
+        assert!(both.contains("that line of the input and") && both.contains("another --ledger; 3 lines"), "{both}");
     }
 
     #[test]

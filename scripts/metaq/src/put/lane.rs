@@ -37,6 +37,8 @@ pub(super) struct Sent {
     /// Tries that may have stored the message although no answer says so.
     pub(super) lost_answers: u32,
     pub(super) waited: Duration,
+    /// Tried in vain until the time was over: the next line would not fare better.
+    pub(super) given_up: bool,
 }
 
 /// What an answer that is not success means for the message.
@@ -66,7 +68,8 @@ impl Lane {
                         Ok(stored) => {
                             let attempt = self.attempt(line, &master.address, number);
                             self.ledger.stored(&attempt, &stored)?;
-                            return Ok(Sent { outcome: Outcome::Stored, lost_answers, waited: started.elapsed() });
+                            let waited = started.elapsed();
+                            return Ok(Sent { outcome: Outcome::Stored, lost_answers, waited, given_up: false });
                         }
                         Err(error) => {
                             let failure = classify(&error);
@@ -80,6 +83,7 @@ impl Lane {
             };
             let attempt = self.attempt(line, &broker, number);
             let over = started.elapsed() >= self.give_up;
+            let given_up = over && failure != Failure::Final;
             let outcome = match failure {
                 Failure::Unknown => {
                     lost_answers += 1;
@@ -95,7 +99,7 @@ impl Lane {
             };
             if let Some(outcome) = outcome {
                 show::say(&format!("metaq: line {}: {}", line.number, show::escape(text.as_bytes())));
-                return Ok(Sent { outcome, lost_answers, waited: started.elapsed() });
+                return Ok(Sent { outcome, lost_answers, waited: started.elapsed(), given_up });
             }
             tokio::time::sleep(pause).await;
             pause = (pause * 2).min(PAUSE_MAX);
