@@ -1,5 +1,6 @@
-//! What this machine can do at most, by programs so bare that no broker can beat them: the scale every other figure
-//! is read on. Run in the same minutes as the broker, since a shared machine is a different one an hour later.
+//! What this machine can do, by programs so bare that there is little to leave out: the scale every other figure is read
+//! on. A limit of one step (a sync, a round trip, a stream) no broker can beat; the bare servers only show what the
+//! simplest one does, and a broker that reads while it syncs may do better than the synced one. Run in the same minutes as the broker, since a shared machine is a different one an hour later.
 
 use crate::bare::{self, CONNECTIONS};
 use crate::measure::{Latencies, LatencySummary, median};
