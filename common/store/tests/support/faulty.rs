@@ -116,6 +116,10 @@ impl FaultyDisk {
             for file in files {
                 let path = file.unwrap().path();
                 let metadata = fs::metadata(&path).unwrap();
+                if metadata.is_dir() {
+                    // It may have the inode of a file that is gone.
+                    continue;
+                }
                 if let Some(synced) = state.synced.get(&metadata.ino()).filter(|synced| **synced < metadata.len()) {
                     fs::OpenOptions::new().write(true).open(&path).unwrap().set_len(*synced).unwrap();
                 }
