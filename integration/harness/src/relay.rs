@@ -204,6 +204,7 @@ async fn pump(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::relay::door::stop_listening;
     use std::io::{ErrorKind, Read, Write};
     use std::net::{TcpListener, TcpStream};
     use std::time::Instant;
@@ -245,6 +246,7 @@ mod tests {
                     assert!(Instant::now() < until);
                 }
             }
+            stop_listening(&server).unwrap();
             drop((server, accepted));
             assert!(matches!(client.read(&mut [0]), Ok(0) | Err(_)));
             assert!(refuses(&relay));

@@ -7,6 +7,7 @@ use metaq_types::{BrokerId, SlaveId, TopicName};
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::future::Future;
+use std::io::ErrorKind;
 use std::net::SocketAddr;
 use std::time::Duration;
 use tokio::sync::watch;
@@ -62,7 +63,7 @@ impl Server {
     /// On the same address; a real one with what it stored.
     pub(crate) fn run(&mut self) {
         match self {
-            Server::Embedded { address, running } => *running = Some(Embedded::start(*address).unwrap()),
+            Server::Embedded { address, running } => *running = Some(start_at(*address)),
             Server::ZooKeeper(zookeeper) => zookeeper.run().unwrap(),
         }
     }
@@ -90,6 +91,17 @@ impl Server {
             .with_server_version(3, 4, 0)
             .with_detached();
         timeout(PATIENCE, connector.connect(&self.connect())).await.unwrap().unwrap()
+    }
+}
+
+/// Where another has listened: for a moment a process that another test has just started holds that listener as well.
+fn start_at(address: SocketAddr) -> Embedded {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        match Embedded::start(address) {
+            Err(error) if error.kind() == ErrorKind::AddrInUse && Instant::now() < deadline => std::thread::yield_now(),
+            started => return started.unwrap(),
+        }
     }
 }
 

@@ -4,6 +4,7 @@
 use anyhow::{Context, Result};
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::os::fd::AsFd;
 use std::time::Duration;
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::sync::{mpsc, oneshot};
@@ -82,13 +83,21 @@ impl Door {
     /// Listens if the server does.
     fn adjust(&mut self) -> Result<()> {
         if !is_listened_at(self.server)? {
-            self.listener = None;
+            if let Some(listener) = self.listener.take() {
+                stop_listening(&listener).context("the relay cannot stop listening")?;
+            }
         } else if self.listener.is_none() {
             let listening = bound(self.address)?.listen(BACKLOG);
             self.listener = Some(listening.with_context(|| format!("the relay cannot listen on {}", self.address))?);
         }
         Ok(())
     }
+}
+
+/// Closing it is not enough: for a moment a process that another thread has just started holds it as well, and whoever
+/// came meanwhile would be let in only to be cut off.
+pub(super) fn stop_listening(listener: impl AsFd) -> io::Result<()> {
+    Ok(rustix::net::shutdown(listener, rustix::net::Shutdown::Both)?)
 }
 
 fn bound(address: SocketAddr) -> Result<TcpSocket> {
@@ -163,5 +172,17 @@ mod tests {
         let elsewhere = std::net::TcpListener::bind("127.0.0.2:0").unwrap();
         let port = elsewhere.local_addr().unwrap().port();
         assert!(!is_listened_at(SocketAddr::from(([127, 0, 0, 1], port))).unwrap());
+    }
+
+    #[test]
+    fn nobody_listens_any_more_though_somebody_still_holds_the_listener() {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let (at, _held) = (listener.local_addr().unwrap(), listener.try_clone().unwrap());
+        stop_listening(&listener).unwrap();
+        drop(listener);
+        assert!(!is_listened_at(at).unwrap());
+        let refused = std::net::TcpStream::connect(at).map_err(|error| error.kind());
+        assert_eq!(refused.err(), Some(io::ErrorKind::ConnectionRefused));
+        let _again = std::net::TcpListener::bind(at).unwrap();
     }
 }
