@@ -320,7 +320,7 @@ fn a_master_that_needs_its_slave_is_not_ready_without_it() -> Result<()> {
 #[test]
 fn metrics_tell_how_each_topic_stands_with_its_quorum() -> Result<()> {
     let quorum = |site: &mut Site| {
-        site.set("ackQuorum", "2").set("ackTimeoutInMills", "600").topic("alone", &[("ackQuorum", "1")]);
+        site.set("ackQuorum", "2").set("ackTimeoutInMills", "1500").topic("alone", &[("ackQuorum", "1")]);
     };
     let mut site = Site::new()?;
     quorum(&mut site);

@@ -8,7 +8,8 @@ use metaq_harness::shaky_disk::{Faults, ShakyDisk};
 use rustix::process::Signal;
 use std::time::Duration;
 
-const TIMEOUT_MS: &str = "600";
+/// Long enough for a member to answer whose disk others keep busy.
+const TIMEOUT_MS: &str = "1500";
 
 fn site() -> Result<Site> {
     slave_site(|site| {
