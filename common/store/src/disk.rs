@@ -187,7 +187,7 @@ pub(crate) enum Aside {
 }
 
 impl Aside {
-    const fn word(self) -> &'static str {
+    pub(crate) const fn word(self) -> &'static str {
         match self {
             Aside::Torn => "torn",
             Aside::Diverged => "diverged",

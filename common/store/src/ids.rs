@@ -219,7 +219,7 @@ impl IdClock {
 
 /// When an id of ours was given, in milliseconds since 1970. The original's, from a clock of their own, and wild ones tell
 /// no time.
-pub(crate) fn unix_ms(id: MessageId) -> Option<i64> {
+pub fn unix_ms(id: MessageId) -> Option<i64> {
     (id.0 > 0 && id.0 <= FOUND_ID_MAX).then(|| time_of(id.0) + EPOCH_MS)
 }
 

@@ -19,6 +19,7 @@ mod confirm;
 mod disk;
 mod ended;
 mod errors;
+mod examine;
 mod files;
 mod ids;
 mod inspect;
@@ -51,7 +52,11 @@ mod writer;
 pub use acks::{Ack, AckSink, Appended};
 pub use disk::{Disk, OsDisk};
 pub use errors::{AppendError, CloseError, CreateError, IdError, OpenError, Refusal};
-pub use ids::{IdClock, WallClock};
+pub use examine::{
+    Holder, PartitionFiles, PathContent, PieceFault, RecordFile, SegmentFile, holder, partition_files, path_content,
+    unreplayed,
+};
+pub use ids::{IdClock, WallClock, unix_ms};
 pub use inspect::{Inspection, LogFiles, inspect};
 pub use join::SetAside;
 pub use load::Repair;
@@ -62,6 +67,7 @@ pub use queue::BatchRecord;
 pub use recovery::RecoveryReport;
 pub use retention::{Disposal, RemoveError, Removed, Retention};
 pub use rules::{Flush, PartitionRules};
+pub use scan::{Piece, Pieces};
 pub use slice::{Slice, SliceAt};
 pub use store::{Expects, RulesFor, Store, StoreOptions};
 pub use wal::WalOptions;

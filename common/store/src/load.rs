@@ -79,10 +79,10 @@ pub(crate) fn load(
             })
         })
         .collect();
-    let fits = clean.filter(|entry| {
+    let left_so = clean.filter(|entry| {
         (entry.base, entry.length, entry.modified_nanos) == (last.base, last.bytes, last.modified_nanos)
     });
-    if let Some(entry) = fits {
+    if let Some(entry) = left_so {
         // Nothing is read, so that it can be is found out here, and not by each reader.
         let path = last.path(directory);
         access(&path, Access::READ_OK)
@@ -121,29 +121,32 @@ pub(crate) fn modified_nanos(metadata: &Metadata) -> i128 {
 /// The `.meta` files of a directory; every other name is none of ours. What is called as a segment and is no file is an
 /// error: perhaps there was one, and in its place none can be made.
 pub(crate) fn list(directory: &Path) -> Result<Vec<Found>, String> {
-    let cannot = |what: &Path, error: io::Error| format!("cannot read {}: {error}", what.display());
+    let cannot = |error: io::Error| format!("cannot read {}: {error}", directory.display());
     let mut found = Vec::new();
-    for entry in fs::read_dir(directory).map_err(|error| cannot(directory, error))? {
-        let entry = entry.map_err(|error| cannot(directory, error))?;
-        let name = entry.file_name();
-        let Some(digits) = name.to_str().and_then(|name| name.strip_suffix(".meta")) else { continue };
-        let path = entry.path();
-        let base = digits.parse::<u64>().ok().filter(|_| digits.bytes().all(|byte| byte.is_ascii_digit()));
-        let metadata = match kind::file(&path) {
-            Ok(Some(metadata)) => metadata,
-            Err(reason) if base.is_some() => return Err(reason),
-            _ => continue,
-        };
-        let (Some(base), Ok(name_digits)) = (base, u8::try_from(digits.len())) else {
-            return Err(format!("{} is not named by an offset; move it elsewhere", path.display()));
-        };
-        let bytes = metadata.len();
-        if Offset::new(base.saturating_add(bytes)).is_none() {
-            return Err(format!("{} of {bytes} bytes ends beyond the last offset; move it elsewhere", path.display()));
-        }
-        found.push(Found { base, name_digits, bytes, modified_nanos: modified_nanos(&metadata) });
+    for entry in fs::read_dir(directory).map_err(cannot)? {
+        found.extend(found_at(&entry.map_err(cannot)?.path())?);
     }
     Ok(found)
+}
+
+/// What stands at one path of a partition's directory, if it is called as a segment.
+pub(crate) fn found_at(path: &Path) -> Result<Option<Found>, String> {
+    let name = path.file_name().and_then(|name| name.to_str());
+    let Some(digits) = name.and_then(|name| name.strip_suffix(".meta")) else { return Ok(None) };
+    let base = digits.parse::<u64>().ok().filter(|_| digits.bytes().all(|byte| byte.is_ascii_digit()));
+    let metadata = match kind::file(path) {
+        Ok(Some(metadata)) => metadata,
+        Err(reason) if base.is_some() => return Err(reason),
+        _ => return Ok(None),
+    };
+    let (Some(base), Ok(name_digits)) = (base, u8::try_from(digits.len())) else {
+        return Err(format!("{} is not named by an offset; move it elsewhere", path.display()));
+    };
+    let bytes = metadata.len();
+    if Offset::new(base.saturating_add(bytes)).is_none() {
+        return Err(format!("{} of {bytes} bytes ends beyond the last offset; move it elsewhere", path.display()));
+    }
+    Ok(Some(Found { base, name_digits, bytes, modified_nanos: modified_nanos(&metadata) }))
 }
 
 /// Where the log in a directory ends by the names and lengths of its files.
@@ -159,33 +162,39 @@ pub(crate) fn gap_mark(directory: &Path, base: Offset) -> PathBuf {
 }
 
 fn check_joined(directory: &Path, found: &[Found]) -> Result<(), String> {
-    for pair in found.windows(2) {
-        let (before, after) = (&pair[0], &pair[1]);
-        let end = before.base + before.bytes;
-        if end != after.base && !(end < after.base && gap_mark(directory, offset(after.base)).exists()) {
-            return Err(format!(
-                "in {} the segment at {} ends at {} and the next begins at {}: segments must join; restore the missing \
-                 file, or move those of one side elsewhere",
-                directory.display(),
-                before.base,
-                before.base + before.bytes,
-                after.base
-            ));
-        }
+    found.windows(2).try_for_each(|pair| joined(directory, &pair[0], &pair[1]))
+}
+
+/// Whether a segment begins where the one before it ends, or behind a gap that is marked as one.
+pub(crate) fn joined(directory: &Path, before: &Found, after: &Found) -> Result<(), String> {
+    let end = before.base + before.bytes;
+    if end == after.base || end < after.base && gap_mark(directory, offset(after.base)).exists() {
+        return Ok(());
     }
-    Ok(())
+    Err(format!(
+        "in {} the segment at {} ends at {end} and the next begins at {}: segments must join; restore the missing file, \
+         or move those of one side elsewhere",
+        directory.display(),
+        before.base,
+        after.base
+    ))
 }
 
 /// Positions are 32 bits. What the last segment has beyond is a tail that is cut off.
 fn check_length(directory: &Path, sealed: &[Found]) -> Result<(), String> {
-    match sealed.iter().find(|found| found.bytes > u64::from(u32::MAX)) {
-        Some(found) => Err(format!(
-            "{} of {} bytes is longer than a segment can be; restore it, or move it and those before it elsewhere",
-            found.path(directory).display(),
-            found.bytes
-        )),
-        None => Ok(()),
+    sealed.iter().try_for_each(|found| fits(directory, found))
+}
+
+/// Whether a segment that is not the last is as short as one can be.
+pub(crate) fn fits(directory: &Path, found: &Found) -> Result<(), String> {
+    if found.bytes <= u64::from(u32::MAX) {
+        return Ok(());
     }
+    Err(format!(
+        "{} of {} bytes is longer than a segment can be; restore it, or move it and those before it elsewhere",
+        found.path(directory).display(),
+        found.bytes
+    ))
 }
 
 /// Reads the last segment, makes what is in it durable, and cuts off a torn tail.

@@ -29,11 +29,10 @@ pub(crate) struct Scan {
 /// Reads every record of a segment and checks it. What follows the last good record is the tail; a bad record with
 /// good ones behind it is damage and stays where it is.
 pub(crate) fn scan(file: &File, length: u32) -> io::Result<Scan> {
-    let mut window = Window::new(file, length.into(), SCAN_BLOCK_BYTES);
     let mut scan = Scan::default();
-    while scan.end < window.length() {
-        match whole_record(&mut window, scan.end)? {
-            Some((header, end)) => {
+    for piece in Pieces::new(file, length.into(), 0) {
+        match piece? {
+            Piece::Record { header, end, .. } => {
                 let last = scan.boundaries.last().copied().unwrap_or(0);
                 if scan.end >= u64::from(last) + u64::from(INDEX_INTERVAL_BYTES) {
                     scan.boundaries.push(scan.end as u32);
@@ -43,16 +42,65 @@ pub(crate) fn scan(file: &File, length: u32) -> io::Result<Scan> {
                 scan.highest_id = scan.highest_id.max(scan.last_id);
                 scan.end = end;
             }
-            None => match next_good(&mut window, scan.end)? {
-                Some(next) => {
-                    scan.damage.push(scan.end as u32..next as u32);
-                    scan.end = next;
-                }
-                None => break,
-            },
+            Piece::Damage(range) => {
+                scan.damage.push(range.start as u32..range.end as u32);
+                scan.end = range.end;
+            }
+            Piece::Tail(_) => break,
         }
     }
     Ok(scan)
+}
+
+/// What a file of records holds at one place; positions are those in the file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Piece {
+    /// A whole record with a right checksum.
+    Record { at: u64, header: RecordHeader, end: u64 },
+    /// No whole record, and good ones go on behind it.
+    Damage(Range<u64>),
+    /// No whole record up to the end of the file: it is the last piece.
+    Tail(Range<u64>),
+}
+
+/// The pieces of a file of records, one after the other from a place where a record begins.
+pub struct Pieces<'a> {
+    window: Window<'a>,
+    at: u64,
+}
+
+impl<'a> Pieces<'a> {
+    pub(crate) fn new(file: &'a File, length: u64, at: u64) -> Pieces<'a> {
+        Pieces { window: Window::new(file, length, SCAN_BLOCK_BYTES), at }
+    }
+
+    fn piece(&mut self) -> io::Result<Piece> {
+        let (at, window) = (self.at, &mut self.window);
+        if let Some((header, end)) = whole_record(window, at)? {
+            return Ok(Piece::Record { at, header, end });
+        }
+        Ok(match next_good(window, at)? {
+            Some(next) => Piece::Damage(at..next),
+            None => Piece::Tail(at..window.length()),
+        })
+    }
+}
+
+impl Iterator for Pieces<'_> {
+    type Item = io::Result<Piece>;
+
+    fn next(&mut self) -> Option<io::Result<Piece>> {
+        if self.at >= self.window.length() {
+            return None;
+        }
+        let piece = self.piece();
+        self.at = match &piece {
+            Ok(Piece::Record { end, .. }) => *end,
+            Ok(Piece::Damage(range) | Piece::Tail(range)) => range.end,
+            Err(_) => self.window.length(),
+        };
+        Some(piece)
+    }
 }
 
 /// The record at `at`, unless it is only what is left of one: see [`is_remnant`].
@@ -63,7 +111,7 @@ fn whole_record(window: &mut Window<'_>, at: u64) -> io::Result<Option<(RecordHe
 
 /// Whether what reads as an empty record is the header of another, which lay over two sectors and of which a power failure
 /// kept the second part only: zeros up to the sector's end, and behind it a body and not the begin of a next record.
-fn is_remnant(window: &mut Window<'_>, at: u64, header: &RecordHeader) -> io::Result<bool> {
+pub(crate) fn is_remnant(window: &mut Window<'_>, at: u64, header: &RecordHeader) -> io::Result<bool> {
     let in_first = (SECTOR_BYTES - at % SECTOR_BYTES) as usize;
     if header.length != 0 || header.checksum != 0 || in_first >= HEADER as usize {
         return Ok(false);
@@ -109,8 +157,10 @@ fn next_good(window: &mut Window<'_>, bad: u64) -> io::Result<Option<u64>> {
             Chain::ToTheEnd => return Ok(Some(candidate)),
             Chain::Good if !whole_rest => return Ok(Some(candidate)),
             Chain::Good => unreachable!("a chain followed to its end is never only good"),
+            // Zeros and the first bytes of a short message read as an empty one: it begins within that.
+            Chain::Broken { at: broken } if broken <= candidate + HEADER => at = candidate + 1,
             // What lies on a chain that breaks breaks there too: look on behind it, or this would be quadratic.
-            Chain::Broken { at: broken } => at = broken.max(candidate) + 1,
+            Chain::Broken { at: broken } => at = broken + 1,
         }
     }
     Ok(None)

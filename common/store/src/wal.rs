@@ -37,7 +37,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Instant;
 
-pub(crate) use replay::{Replayed, check, replay};
+pub(crate) use replay::{Replayed, check, lacking, replay};
 use replay::{clear, give_back};
 
 /// The size of the write-ahead log, and when it begins.

@@ -105,8 +105,12 @@ impl<'a> Window<'a> {
     pub(crate) fn record(&mut self, at: u64) -> io::Result<Option<(RecordHeader, u64)>> {
         let Some(header) = self.header(at)? else { return Ok(None) };
         let Some(end) = end_of_record(&header, at).filter(|end| *end <= self.length) else { return Ok(None) };
+        Ok((self.checksum(at + HEADER, end)? == header.checksum).then_some((header, end)))
+    }
+
+    /// The checksum of the body from `position` to `end`.
+    pub(crate) fn checksum(&mut self, mut position: u64, end: u64) -> io::Result<i32> {
         let mut hasher = crc32fast::Hasher::new();
-        let mut position = at + HEADER;
         while position < end {
             // What a damaged length takes for a body may be a hole larger than any disk.
             let data = if end - position > HOLE_BYTES_MIN { self.data_from(position)?.min(end) } else { position };
@@ -120,8 +124,7 @@ impl<'a> Window<'a> {
             hasher.update(bytes);
             position += bytes.len() as u64;
         }
-        let checksum = (hasher.finalize() & 0x7fff_ffff) as i32;
-        Ok((checksum == header.checksum).then_some((header, end)))
+        Ok((hasher.finalize() & 0x7fff_ffff) as i32)
     }
 }
 

@@ -244,12 +244,7 @@ fn restore(
         (None, false) => return Ok(Found::Nothing),
     };
     let file = disk.open(&path).map_err(OpenError::io("open", &path))?;
-    let mut reach = file.metadata().map_err(OpenError::io("read", &path))?.len();
-    let mut lacking = Vec::with_capacity(ranges.len());
-    for range in ranges {
-        lacking.push(missing(&file, reach, range).map_err(OpenError::io("read", &path))?);
-        reach = reach.max(range.end());
-    }
+    let lacking = measure(&file, ranges).map_err(OpenError::io("read", &path))?;
     let lack = || std::iter::zip(ranges, &lacking).filter(|(_, lacking)| **lacking != Some(0));
     let fits = lacking.iter().all(Option::is_some);
     if fits {
@@ -263,6 +258,36 @@ fn restore(
     // Even where every byte is there: perhaps only in the page cache of a machine that went on running.
     disk.sync_data(&file).map_err(OpenError::io("sync", &path))?;
     Ok(Found::Segment { restored: if fits { lacking.into_iter().flatten().sum() } else { 0 } })
+}
+
+/// What of each range the file lacks: see [`missing`].
+fn measure(file: &File, ranges: &[Range<'_>]) -> io::Result<Vec<Option<u64>>> {
+    let mut reach = file.metadata()?.len();
+    let measured = ranges.iter().map(|range| {
+        let lacking = missing(file, reach, range)?;
+        reach = reach.max(range.end());
+        Ok(lacking)
+    });
+    measured.collect()
+}
+
+/// How many bytes of each partition the log has and the files have not: what [`replay`] would put back, or set aside.
+/// Nothing is changed, and no file opened for writing.
+pub(crate) fn lacking(directory: &Path, roots: &[Arc<Path>]) -> Result<BTreeMap<PartitionId, u64>, OpenError> {
+    let uses = read(files(directory)?)?;
+    let mut all = BTreeMap::new();
+    for ((partition, segment), ranges) in &collect(&uses) {
+        let Some(base) = Offset::new(*segment) else { continue };
+        let (Some(path), _) = find(roots, partition, base)? else { continue };
+        let file = File::open(&path).map_err(OpenError::io("open", &path))?;
+        let measured = measure(&file, ranges).map_err(OpenError::io("read", &path))?;
+        let bytes = |(lacking, range): (Option<u64>, &Range<'_>)| lacking.unwrap_or(range.bytes.len() as u64);
+        let lacking: u64 = std::iter::zip(measured, ranges).map(bytes).sum();
+        if lacking > 0 {
+            *all.entry(partition.clone()).or_default() += lacking;
+        }
+    }
+    Ok(all)
 }
 
 /// The segment's file in the first data path that has any of the partition, and whether one has.
