@@ -99,12 +99,15 @@ fn check_output(tool: &str, asked: impl Fn(usize) -> Vec<String>) -> Result<()> 
 /// The words behind a command of `metaq`; files of their own for each run, below `dir`.
 fn metaq_words(command: &str, dir: &Path, number: usize) -> String {
     let at = |name: &str| dir.join(name).display().to_string();
+    let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("../golden/data-clean/data");
     match command {
         "put" => format!("--topic test {}", at("lines")),
         "consume" => "--topic test".to_owned(),
         "topic describe" => "test".to_owned(),
         "group describe" => "readers".to_owned(),
         "promote" => format!("--dry-run --config {}", at("node/server.ini")),
+        "log verify" => format!("--data-path {} --topic test", golden.display()),
+        "log dump" => golden.join("test-0/00000000000000033914.meta").display().to_string(),
         "txn commit" | "txn rollback" => BRANCH.to_owned(),
         "txn forget" => DECIDED.to_owned(),
         "cert init" => format!("--cluster c --dir {}", at(&format!("authority{number}"))),

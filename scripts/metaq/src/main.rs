@@ -1,8 +1,9 @@
 //! `metaq`, the operator's tool: puts and reads messages, lists topics, shows how far replicas are.
 //!
-//! Everything it knows it learns over the protocol and the registry; it never opens a data directory of a running
-//! broker. Results go to standard output (a table, or JSON for programs), words about the run to standard error; both
-//! by way of `show`, as `println!` and `eprintln!` panic when nobody reads.
+//! What it knows of a running cluster it learns over the protocol and the registry. `log` and `promote` look into the files
+//! of data directories as well, for reading only: a broker may run on them. Results go to standard output (a table, or JSON
+//! for programs), words about the run to standard error; both by way of `show`, as `println!` and `eprintln!` panic when
+//! nobody reads.
 #![deny(clippy::print_stdout, clippy::print_stderr)]
 
 mod cert;
@@ -10,6 +11,7 @@ mod cluster;
 mod consume;
 mod describe;
 mod groups;
+mod log;
 mod position;
 mod promote;
 mod put;
@@ -66,6 +68,9 @@ enum Command {
     Replica(ReplicaCommand),
     /// What the promotion of the slave of --config would find, wait for and lose
     Promote(promote::PromoteArgs),
+    /// The files of data paths: whether they are whole and the same on two nodes, and what is in them
+    #[command(subcommand)]
+    Log(log::LogCommand),
     /// Transactions that are not over
     #[command(subcommand)]
     Txn(txn::TxnCommand),
@@ -131,6 +136,7 @@ async fn run(args: Args) -> anyhow::Result<ExitCode> {
     match &args.command {
         Command::Cert(command) => return cert::run(command, args.format).map(|()| ExitCode::SUCCESS),
         Command::Promote(promote) => return promote::run(&args.place, promote, args.format).await,
+        Command::Log(command) => return log::run(&args.place, command, args.format).await,
         _ => {}
     }
     let source = args.place.source()?;
@@ -142,7 +148,7 @@ async fn run(args: Args) -> anyhow::Result<ExitCode> {
         Command::Group(command) => groups::run(&source, command, args.format).await,
         Command::Replica(ReplicaCommand::Status(status)) => replicas::status(&source, &status, args.format).await,
         Command::Txn(command) => txn::run(&source, command, args.format).await,
-        Command::Cert(_) | Command::Promote(_) => unreachable!("handled above"),
+        Command::Cert(_) | Command::Promote(_) | Command::Log(_) => unreachable!("handled above"),
     }?;
     Ok(ExitCode::SUCCESS)
 }

@@ -26,24 +26,27 @@ pub(crate) fn rows<R: Serialize>(
     rows: &[R],
     cells: impl Fn(&R) -> Vec<String>,
 ) -> anyhow::Result<()> {
-    match format {
-        Format::Json => print(&json(rows)?),
-        Format::Table => {
-            let mut table = Table::new();
-            table.load_style(presets::NOTHING).set_header(columns.iter().map(|column| column.0));
-            for row in rows {
-                table.add_row(cells(row).into_iter().map(|cell| escape(cell.as_bytes())));
-            }
-            for (column, Column(_, is_number)) in table.column_iter_mut().zip(columns) {
-                if *is_number {
-                    column.set_cell_alignment(CellAlignment::Right);
-                }
-            }
-            // Trailing blanks would be copied along from a terminal.
-            let lines: Vec<String> = table.lines().map(|line| line.trim_end().to_owned()).collect();
-            print(&lines.join("\n"))
+    print(&match format {
+        Format::Json => json(rows)?,
+        Format::Table => table(columns, rows, cells),
+    })
+}
+
+/// Rows as a table of `columns`, without the last line feed; what a terminal could act on is escaped.
+pub(crate) fn table<R>(columns: &[Column], rows: &[R], cells: impl Fn(&R) -> Vec<String>) -> String {
+    let mut table = Table::new();
+    table.load_style(presets::NOTHING).set_header(columns.iter().map(|column| column.0));
+    for row in rows {
+        table.add_row(cells(row).into_iter().map(|cell| escape(cell.as_bytes())));
+    }
+    for (column, Column(_, is_number)) in table.column_iter_mut().zip(columns) {
+        if *is_number {
+            column.set_cell_alignment(CellAlignment::Right);
         }
     }
+    // Trailing blanks would be copied along from a terminal.
+    let lines: Vec<String> = table.lines().map(|line| line.trim_end().to_owned()).collect();
+    lines.join("\n")
 }
 
 /// Prints a command's result, one line or more without the last line feed.
