@@ -250,9 +250,15 @@ impl Broker {
         Ok(kib * 1024)
     }
 
+    /// After SIGSTOP, once nothing of it runs any more.
     pub fn signal(&self, signal: Signal) -> Result<()> {
         let pid = Pid::from_raw(self.pid() as i32).context("a pid is positive")?;
-        Ok(kill_process(pid, signal)?)
+        kill_process(pid, signal)?;
+        // The thread that is given the signal may have to wait for a processor, and the others go on until then.
+        if signal == Signal::STOP {
+            wait_until("the process to stop", || Ok(is_stopped(self.pid())?.then_some(())))?;
+        }
+        Ok(())
     }
 
     /// SIGKILL, and the process is gone.
@@ -293,6 +299,19 @@ impl Drop for Broker {
     }
 }
 
+/// Every thread is stopped, or is when its disk has answered.
+fn is_stopped(pid: u32) -> Result<bool> {
+    for task in fs::read_dir(format!("/proc/{pid}/task"))? {
+        // A thread may have ended meanwhile.
+        let Ok(stat) = fs::read_to_string(task?.path().join("stat")) else { continue };
+        let state = stat.rsplit_once(") ").and_then(|(_, rest)| rest.chars().next());
+        if !matches!(state, Some('T' | 't' | 'D' | 'Z' | 'X')) {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
 /// Asks again, with short pauses, until there is an answer or [`PATIENCE`] is over.
 pub fn wait_until<T>(what: &str, mut ask: impl FnMut() -> Result<Option<T>>) -> Result<T> {
     let deadline = Instant::now() + PATIENCE;
@@ -321,4 +340,22 @@ pub fn binary_path(name: &str) -> Result<PathBuf> {
         bail!("{} is not there: run 'cargo build --workspace' first, or set METAQ_BIN_DIR", path.display());
     }
     Ok(path)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nothing_of_a_process_runs_once_it_was_told_to_stop() -> Result<()> {
+        let site = Site::new()?;
+        let busy = Broker::watch(&site, "busy", Command::new("sh").args(["-c", "while :; do :; done"]))?;
+        for _ in 0..20 {
+            wait_until("it to run", || Ok((!is_stopped(busy.pid())?).then_some(())))?;
+            busy.signal(Signal::STOP)?;
+            assert!(is_stopped(busy.pid())?);
+            busy.signal(Signal::CONT)?;
+        }
+        busy.kill()
+    }
 }
