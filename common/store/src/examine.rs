@@ -28,8 +28,10 @@ const FILE_BYTES_MAX: u64 = u32::MAX as u64;
 pub struct PathContent {
     /// Partitions and their directories.
     pub partitions: BTreeMap<PartitionId, PathBuf>,
-    /// What is called as a partition and cannot be served as one, and why.
+    /// What stands in the place of a partition's directory, one sentence each.
     pub misplaced: Vec<String>,
+    /// Directories that are called almost as a partition's and are not served, one sentence each.
+    pub misnamed: Vec<String>,
     /// What is none of ours.
     pub foreign: Vec<PathBuf>,
 }
@@ -44,12 +46,15 @@ pub fn path_content(root: &Path) -> io::Result<PathContent> {
             (None, _) if name == OURS => {}
             (Some(Ok(id)), Ok(Some(_))) => drop(content.partitions.insert(id, path)),
             (Some(Ok(_)), Err(reason)) => content.misplaced.push(reason),
-            (Some(Err(reason)), Ok(Some(_))) => content.misplaced.push(format!("{}: {reason}", path.display())),
+            (Some(Err(reason)), Ok(Some(_))) => {
+                content.misnamed.push(format!("{} is not served: {reason}", path.display()));
+            }
             (Some(Ok(_)), Ok(None)) => {}
             (None, _) | (Some(Err(_)), _) => content.foreign.push(path),
         }
     }
     content.misplaced.sort();
+    content.misnamed.sort();
     content.foreign.sort();
     Ok(content)
 }

@@ -96,7 +96,9 @@ fn what_would_not_be_opened_is_told_of_each_file() {
     let setup = Setup::new(0, 100);
     let store = setup.open();
     let partition = setup.partition(&store, "t-0");
-    (0..8).for_each(|_| drop(put(&partition, &[b'x'; 30]).unwrap()));
+    for _ in 0..8 {
+        put(&partition, &[b'x'; 30]).unwrap();
+    }
     store.close().unwrap();
     let directory = setup.path().join("t-0");
     let files = partition_files(&directory).unwrap();
@@ -132,9 +134,9 @@ fn a_data_path_tells_its_partitions_and_who_has_it() {
     setup.partition(&store, "t-0");
     assert_eq!(holder(&setup.path()), Holder::Running { pid: std::process::id() });
     let content = path_content(&setup.path()).unwrap();
-    assert_eq!(content.partitions.into_keys().collect::<Vec<_>>(), [id("t-0")]);
+    assert_eq!(content.partitions.keys().collect::<Vec<_>>(), [&id("t-0")]);
     assert_eq!(content.foreign, [setup.path().join("lost+found")]);
-    assert!(content.misplaced[0].contains("t-007") && content.misplaced[1].contains("u-1"), "{:?}", content.misplaced);
+    assert!(content.misnamed[0].contains("t-007") && content.misplaced[0].contains("u-1"), "{content:?}");
     store.close().unwrap();
     drop(store);
     assert_eq!(holder(&setup.path()), Holder::Stopped);

@@ -162,6 +162,7 @@ impl Site {
             self.is_slave |= Record::load(root).is_ok_and(|record| record.is_some());
             let content = path_content(root).with_context(|| format!("cannot read {}", root.display()))?;
             self.faults.extend(content.misplaced);
+            self.notes.extend(content.misnamed);
             self.notes
                 .extend(content.foreign.iter().map(|path| format!("{} is none of ours: passed over", path.display())));
             for (id, directory) in content.partitions {

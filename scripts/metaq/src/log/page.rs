@@ -32,12 +32,16 @@ pub(super) fn text(report: &Report) -> String {
             say(&format!("DAMAGED  {name}: and {} places more", line.faults_more));
         }
         match &line.against {
+            Some(against) if against.result == Outcome::Unasked => say(&format!("note     {name}: {}", against.text)),
             Some(against) if against.result != Outcome::Same => say(&format!("COMPARED {name}: {}", against.text)),
             _ => {}
         }
         for note in &line.notes {
             say(&format!("note     {name}: {note}"));
         }
+    }
+    for name in &report.only_there {
+        say(&format!("COMPARED {name}: not here"));
     }
     for note in &report.notes {
         say(&format!("note     {note}"));

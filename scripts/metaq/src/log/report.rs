@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use anyhow::{Context as _, bail};
 use clap::Args;
 use metaq_client::Client;
-use metaq_types::PartitionId;
+use metaq_types::{Offset, PartitionId};
 use serde::Serialize;
 
 use super::bytes::LogBytes;
@@ -74,6 +74,9 @@ pub(super) struct Report {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) against: Option<String>,
     pub(super) partitions: Vec<PartitionLine>,
+    /// Partitions that only the other has.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(super) only_there: Vec<String>,
     /// What is wrong with the data paths themselves.
     pub(super) faults: Vec<String>,
     pub(super) notes: Vec<String>,
@@ -88,7 +91,7 @@ enum Other {
 }
 
 pub(super) async fn run(place: &Place, args: &VerifyArgs, format: Format) -> anyhow::Result<ExitCode> {
-    let mut site = args.files.find(place)?;
+    let site = args.files.find(place)?;
     let other = match (&args.against, &args.against_broker) {
         (Some(path), _) => Some(other_path(path, &site)?),
         (None, Some(address)) => Some(Other::Broker(cluster::connect(address).await?)),
@@ -104,17 +107,21 @@ pub(super) async fn run(place: &Place, args: &VerifyArgs, format: Format) -> any
         };
         lines.push(line(directory, checked, against));
     }
-    if let Some(Other::Path { partitions, .. }) = &other {
-        let here: Vec<_> = site.partitions.iter().map(|found| &found.id).collect();
-        let only_there = partitions.iter().filter(|(id, _)| args.files.names(id) && !here.contains(id));
-        site.faults.extend(only_there.map(|(id, path)| format!("{id} is not here, only in {}", path.display())));
-    }
+    let mut only_there = match &other {
+        Some(other) => partitions_of(other).await?,
+        None => Vec::new(),
+    };
+    only_there.retain(|id| args.files.names(id) && !site.partitions.iter().any(|found| found.id == *id));
+    let only_there: Vec<String> = only_there.iter().map(PartitionId::to_string).collect();
     let against = args.against.as_ref().map(|path| path.display().to_string()).or_else(|| args.against_broker.clone());
     let stands_still = stands_still(&site, other.as_ref());
-    let verdict = judge(&site.faults, &lines, stands_still);
-    let next = next(&site, &lines, verdict, against.as_deref());
+    let verdict = match judge(&site.faults, &lines, stands_still) {
+        Verdict::Good if !only_there.is_empty() => Verdict::Different,
+        verdict => verdict,
+    };
+    let next = next(&site, &lines, &only_there, verdict, against.as_deref());
     let Site { paths, faults, notes, .. } = site;
-    let report = Report { paths, against, partitions: lines, faults, notes, verdict, next };
+    let report = Report { paths, against, partitions: lines, only_there, faults, notes, verdict, next };
     show::print(&match format {
         Format::Json => show::json(&report)?,
         Format::Table => page::text(&report),
@@ -135,6 +142,18 @@ fn other_path(path: &Path, site: &Site) -> anyhow::Result<Other> {
     let broker = other.paths[0].broker;
     let partitions = other.partitions.into_iter().map(|found| (found.id, found.directory)).collect();
     Ok(Other::Path { partitions, broker })
+}
+
+/// The partitions of the other that hold something.
+async fn partitions_of(other: &Other) -> anyhow::Result<Vec<PartitionId>> {
+    match other {
+        Other::Path { partitions, .. } => Ok(partitions.keys().cloned().collect()),
+        Other::Broker(client) => {
+            let listed = cluster::partitions(client).await.context("asking the broker for its partitions")?;
+            let held = listed.into_iter().filter(|listed| listed.end > Offset::ZERO);
+            Ok(held.map(|listed| listed.partition).collect())
+        }
+    }
 }
 
 async fn compare(directory: &Directory, checked: &Checked, other: &Other) -> anyhow::Result<Against> {
@@ -192,26 +211,35 @@ fn judge(faults: &[String], lines: &[PartitionLine], stands_still: bool) -> Verd
 }
 
 /// The last line: what was found, and what to do.
-fn next(site: &Site, lines: &[PartitionLine], verdict: Verdict, against: Option<&str>) -> String {
+fn next(
+    site: &Site,
+    lines: &[PartitionLine],
+    only_there: &[String],
+    verdict: Verdict,
+    against: Option<&str>,
+) -> String {
     let count = |result: &[Outcome]| {
         let told = lines.iter().filter_map(|line| line.against.as_ref());
         told.filter(|against| result.contains(&against.result)).count()
     };
     let damaged = lines.iter().filter(|line| !line.faults.is_empty()).count();
+    let paths = if site.faults.is_empty() { "" } else { ", and a data path" };
     match verdict {
         Verdict::Damaged if site.is_slave => format!(
-            "damaged: {damaged} of {} partitions; this is a slave's data: have it copied anew, docs/runbooks/replace-a-slave.md, \
+            "damaged: {damaged} of {} partitions{paths}; this is a slave's data: have it copied anew, docs/runbooks/replace-a-slave.md, \
              and promote another slave until then",
             lines.len()
         ),
         Verdict::Damaged => format!(
-            "damaged: {damaged} of {} partitions; verify a slave's files: if they are whole, promote it \
+            "damaged: {damaged} of {} partitions{paths}; verify a slave's files: if they are whole, promote it \
              (docs/runbooks/switch-over.md) and have this node copied anew (docs/runbooks/replace-a-slave.md)",
             lines.len()
         ),
         Verdict::Different => {
-            let (differ, lag) =
-                (count(&[Outcome::Differs, Outcome::Absent]), count(&[Outcome::Behind, Outcome::Ahead]));
+            let (differ, lag) = (
+                count(&[Outcome::Differs, Outcome::Absent]) + only_there.len(),
+                count(&[Outcome::Behind, Outcome::Ahead]),
+            );
             let advice = if differ > 0 {
                 "find out which of the two is right before anything is promoted; an old master comes back by \
                  docs/runbooks/rejoin.md, a slave is copied anew by docs/runbooks/replace-a-slave.md"
