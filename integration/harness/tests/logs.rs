@@ -208,6 +208,11 @@ fn two_directories_are_compared() -> Result<()> {
     // A partition that only one has.
     fs::create_dir(whole.path().join("test-1"))?;
     fs::write(whole.path().join("test-1/00000000000000000000.meta"), "")?;
+    fs::create_dir(one.path().join("test-2"))?;
+    fs::write(one.path().join("test-2/00000000000000000000.meta"), "")?;
+    let (code, report) = verify(one.path(), &["--against", &whole.path().display().to_string()])?;
+    assert_eq!(code, Some(0), "nothing was put into either: {report}");
+    fs::write(whole.path().join("test-1/00000000000000000000.meta"), "x")?;
     let (code, report) = verify(one.path(), &["--against", &whole.path().display().to_string()])?;
     assert!(code == Some(1) && report["only_there"] == serde_json::json!(["test-1"]), "{report}");
     Ok(())

@@ -53,6 +53,10 @@ impl Against {
         Against::plain(Outcome::Absent, "the other has no such partition, or nothing in it")
     }
 
+    pub(super) fn nothing() -> Against {
+        Against::plain(Outcome::Same, "nothing was ever put into either")
+    }
+
     /// Of two logs that are the same from `from` on as far as both go.
     fn level(from: u64, begins_elsewhere: bool, end: u64, other_end: u64) -> Against {
         let (result, bytes) = match end.cmp(&other_end) {

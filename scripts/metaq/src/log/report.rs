@@ -6,6 +6,7 @@ use std::process::ExitCode;
 use anyhow::{Context as _, bail};
 use clap::Args;
 use metaq_client::Client;
+use metaq_store::partition_files;
 use metaq_types::{Offset, PartitionId};
 use serde::Serialize;
 
@@ -147,7 +148,17 @@ fn other_path(path: &Path, site: &Site) -> anyhow::Result<Other> {
 /// The partitions of the other that hold something.
 async fn partitions_of(other: &Other) -> anyhow::Result<Vec<PartitionId>> {
     match other {
-        Other::Path { partitions, .. } => Ok(partitions.keys().cloned().collect()),
+        Other::Path { partitions, .. } => {
+            let mut held = Vec::new();
+            for (id, directory) in partitions {
+                let files =
+                    partition_files(directory).with_context(|| format!("cannot read {}", directory.display()))?;
+                if files.segments.iter().any(|segment| segment.base + segment.bytes > Offset::ZERO) {
+                    held.push(id.clone());
+                }
+            }
+            Ok(held)
+        }
         Other::Broker(client) => {
             let listed = cluster::partitions(client).await.context("asking the broker for its partitions")?;
             let held = listed.into_iter().filter(|listed| listed.end > Offset::ZERO);
@@ -165,7 +176,10 @@ async fn compare(directory: &Directory, checked: &Checked, other: &Other) -> any
         },
         Other::Broker(client) => with_broker(&mut own, client, &directory.id).await,
     };
-    compared.with_context(|| format!("comparing {}", directory.id))
+    let compared = compared.with_context(|| format!("comparing {}", directory.id))?;
+    // Its directory is made before anything is put, and not on all nodes.
+    let is_nothing = compared.result == Outcome::Absent && checked.end == Offset::ZERO;
+    Ok(if is_nothing { Against::nothing() } else { compared })
 }
 
 fn line(directory: &Directory, checked: Checked, against: Option<Against>) -> PartitionLine {
