@@ -148,7 +148,14 @@ async fn read(client: &Client, path: &str) -> Result<Option<(Vec<u8>, i32)>, Err
     }
 }
 
-async fn write(client: &Client, paths: &Paths, id: BrokerId, fence: &Fence, version: Option<i32>) -> Result<(), Error> {
+/// Under the version that was found, so that of two who write one does.
+pub(crate) async fn write(
+    client: &Client,
+    paths: &Paths,
+    id: BrokerId,
+    fence: &Fence,
+    version: Option<i32>,
+) -> Result<(), Error> {
     let path = paths.fence(id);
     match version {
         Some(version) => client.set_data(&path, fence.text().as_bytes(), Some(version)).await.map(drop),
@@ -234,15 +241,32 @@ pub(crate) async fn take_seat(client: &Client, paths: &Paths, id: BrokerId, ours
     }
 }
 
-/// One look at the fence by a master in its seat: the lease it gives. `None` when ZooKeeper did not answer in time, or
-/// answered what says nothing; the last lease then runs out by itself.
-pub(crate) async fn renew(client: &Client, paths: &Paths, id: BrokerId, ours: &Fence) -> Option<Lease> {
+/// What a living master finds when it looks at the fence.
+pub(crate) enum Renewal {
+    /// [`Lease::Until`] only counts for who is in its seat.
+    Lease(Lease),
+    /// There is none, or that of an earlier reign than ours (with its version): the ensemble lost its memory.
+    Forgotten(Option<i32>),
+    /// Nobody's reign; the data.
+    Foreign(String),
+}
+
+/// One look at the fence by a master. `None` when ZooKeeper did not answer in time; the last lease then runs out by itself.
+pub(crate) async fn renew(client: &Client, paths: &Paths, id: BrokerId, ours: &Fence) -> Option<Renewal> {
     let lease = client.session_timeout().mul_f32(LEASE_PART);
     let sent = Instant::now();
-    let (data, _) = timeout(lease, client.get_data(&paths.fence(id))).await.ok()?.ok()?;
-    let fence = Fence::parse(&data)?;
-    let is_ours = (fence.epoch, &fence.node) == (ours.epoch, &ours.node);
-    Some(if is_ours { Lease::Until(sent + lease) } else { Lease::Replaced(fence) })
+    let path = paths.fence(id);
+    let Some((data, version)) = timeout(lease, read(client, &path)).await.ok()?.ok()? else {
+        return Some(Renewal::Forgotten(None));
+    };
+    Some(match Fence::parse(&data) {
+        None => Renewal::Foreign(String::from_utf8_lossy(&data).into_owned()),
+        Some(fence) if (fence.epoch, &fence.node) == (ours.epoch, &ours.node) => {
+            Renewal::Lease(Lease::Until(sent + lease))
+        }
+        Some(fence) if fence.epoch < ours.epoch => Renewal::Forgotten(Some(version)),
+        Some(fence) => Renewal::Lease(Lease::Replaced(fence)),
+    })
 }
 
 /// The pause between two renewals.

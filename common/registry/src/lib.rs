@@ -13,6 +13,7 @@ mod embedded;
 pub mod fence;
 mod follow;
 mod groups;
+mod hold;
 mod lookup;
 pub mod paths;
 mod plan;

@@ -1,7 +1,8 @@
 //! One ZooKeeper session of this node: look at what stands, do the plan, look again now and then.
 
-use crate::fence::{self, Lease, Seat};
+use crate::fence::Lease;
 use crate::follow::{Watch, fired, follow, watch};
+use crate::hold::hold;
 use crate::paths::{self, Paths, Role, Tree};
 use crate::plan::{Operation, Sessions, Standing, Standings, plan};
 use crate::wanted::{Kind, Layout, Node, Wanted};
@@ -118,37 +119,6 @@ pub(crate) async fn serve(shared: &Shared, keeper: &mut Keeper, client: &Client)
     tokio::select! {
         () = shared.closing.cancelled() => {}
         () = holding => {}
-    }
-}
-
-/// Holds the seat of a master and renews its lease for as long as the session lives. The fence is looked at only while
-/// the seat is ours: whoever wrote it before has then been seen, and whoever writes it later finds the seat taken.
-async fn hold(shared: &Shared, client: &Client) {
-    let Some(ours) = &shared.reign else { return std::future::pending().await };
-    let id = shared.wanted.borrow().broker_id;
-    let mut remind = Reminder::new();
-    loop {
-        match fence::take_seat(client, &shared.paths, id, ours).await {
-            Ok(Seat::Ours) => {
-                if let Some(lease) = fence::renew(client, &shared.paths, id, ours).await {
-                    shared.lease.send_replace(lease);
-                }
-                sleep(fence::renewal_pause(client)).await;
-            }
-            Ok(Seat::Taken { by }) => {
-                // It may be our successor's, and then there is nothing to wait for.
-                if let Some(lease @ Lease::Replaced(_)) = fence::renew(client, &shared.paths, id, ours).await {
-                    shared.lease.send_replace(lease);
-                }
-                let message = format!("{by} still has a session as the master");
-                if remind.due(&message, Instant::now()) {
-                    warn!("{message}; waiting for it to end before the first message is acknowledged");
-                }
-                sleep(fence::SEAT_PAUSE).await;
-            }
-            // The session or the connection is in trouble, which `keep` deals with; the lease runs out by itself.
-            Err(_) => sleep(fence::SEAT_PAUSE).await,
-        }
     }
 }
 

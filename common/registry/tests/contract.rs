@@ -4,13 +4,16 @@
 
 mod common;
 
-use common::{PATIENCE, Server, brokers, reaches, recorded, recording, registered, shows, slave, until};
+use common::{
+    PATIENCE, SESSION_TIMEOUT, Server, brokers, reaches, recorded, recording, registered, shows, slave, until,
+};
 use metaq_registry::fence::{Fence, Lease, claim, wait_for_vacancy};
 use metaq_registry::{MasterAt, Registry, Role, State, WantedTopic, lookup};
 use metaq_types::{BrokerId, Epoch, SlaveId, TopicName};
 use std::convert::Infallible;
 use std::pin::pin;
 use std::time::Duration;
+use tokio::sync::watch;
 use tokio::time::{Instant, timeout};
 use zookeeper_client::{Acls, Client, CreateMode, CreateOptions, Error, EventType};
 
@@ -53,6 +56,8 @@ contract!(
     the_whole_cluster_can_be_looked_up,
     watches_fire_once,
     whoever_takes_over_waits_for_the_seat,
+    a_reign_goes_on_in_an_ensemble_that_forgot_it,
+    of_two_reigns_that_were_forgotten_the_newer_stays,
 );
 
 async fn hold(client: &Client, path: &str, data: &str) {
@@ -337,15 +342,60 @@ async fn the_whole_cluster_can_be_looked_up(server: Server) {
     assert_eq!(cluster.topics["meta-bench"].subscribe[&(id, slave())], 10);
 }
 
+fn fence(epoch: u64, node: &str) -> Fence {
+    Fence { epoch: Epoch(epoch), node: node.to_owned(), uri: format!("meta://{node}:8123"), since_unix_ms: 0 }
+}
+
+async fn leased(lease: &mut watch::Receiver<Lease>, beyond: Option<std::time::Instant>) {
+    let renewed = |lease: &Lease| matches!(lease, Lease::Until(until) if beyond.is_none_or(|beyond| *until > beyond));
+    timeout(PATIENCE, lease.wait_for(renewed)).await.unwrap().unwrap();
+}
+
+/// With the fence gone a lease could not be renewed, and a master that was registered again acknowledged nothing for ever.
+async fn a_reign_goes_on_in_an_ensemble_that_forgot_it(mut server: Server) {
+    let (settings, id, ours) = (server.settings(), BrokerId::new(0).unwrap(), fence(3, "a"));
+    claim(&settings, id, |_| std::future::ready(Ok::<_, Infallible>(ours.clone()))).await.unwrap();
+    let master = Registry::reign(&settings, recorded(Role::Master), ours.clone());
+    let mut lease = master.lease();
+    leased(&mut lease, None).await;
+    server.wipe().await;
+    // No lease of before the wipe lasts so long.
+    leased(&mut lease, Some(std::time::Instant::now() + SESSION_TIMEOUT)).await;
+    let observer = server.observer().await;
+    // What a person wrote there is not overwritten, and when it is deleted ours comes back.
+    observer.set_data("/meta/fences/0", b"garbage", None).await.unwrap();
+    timeout(PATIENCE, async {
+        while matches!(*lease.borrow_and_update(), Lease::Until(until) if until > std::time::Instant::now()) {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    })
+    .await
+    .unwrap();
+    assert_eq!(data(&observer, "/meta/fences/0").await.as_deref(), Some("garbage"));
+    while observer.delete("/meta/fences/0", None).await == Err(Error::NotEmpty) {
+        let _ = observer.delete("/meta/fences/0/seat", None).await;
+    }
+    leased(&mut lease, Some(std::time::Instant::now())).await;
+    assert!(data(&observer, "/meta/fences/0").await.unwrap().contains("\"epoch\":3"));
+}
+
+/// The older one was first to come back to an ensemble that forgot both.
+async fn of_two_reigns_that_were_forgotten_the_newer_stays(server: Server) {
+    let (settings, id, old, new) = (server.settings(), BrokerId::new(0).unwrap(), fence(1, "a"), fence(2, "b"));
+    claim(&settings, id, |_| std::future::ready(Ok::<_, Infallible>(old.clone()))).await.unwrap();
+    let first = Registry::reign(&settings, recorded(Role::Master), old);
+    leased(&mut first.lease(), None).await;
+    let second = Registry::reign(&settings, recorded(Role::Master), new);
+    let mut lease = first.lease();
+    let replaced = lease.wait_for(|lease| matches!(lease, Lease::Replaced(by) if by.epoch == Epoch(2)));
+    timeout(PATIENCE, replaced).await.unwrap().unwrap();
+    first.close().await;
+    leased(&mut second.lease(), None).await;
+}
+
 /// The old master has lost the fence and keeps its session for a while: it may acknowledge under its last lease.
 async fn whoever_takes_over_waits_for_the_seat(server: Server) {
     let (settings, id) = (server.settings(), BrokerId::new(0).unwrap());
-    let fence = |epoch, node: &str| Fence {
-        epoch: Epoch(epoch),
-        node: node.to_owned(),
-        uri: format!("meta://{node}:8123"),
-        since_unix_ms: 0,
-    };
     let (old, new) = (fence(1, "a"), fence(2, "b"));
     claim(&settings, id, |_| std::future::ready(Ok::<_, Infallible>(old.clone()))).await.unwrap();
     // Nobody has the seat.

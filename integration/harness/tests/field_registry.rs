@@ -112,6 +112,27 @@ fn a_wiped_ensemble_is_repaired_while_the_data_plane_goes_on() -> Result<()> {
     Ok(())
 }
 
+/// The same when it was away for longer than the lease: the reign is put back as well, or nothing were taken until a restart.
+#[test]
+fn an_ensemble_that_was_away_for_long_and_wiped_is_repaired() -> Result<()> {
+    let mut zookeeper = Registered::start()?;
+    let mut site = zookeeper.site()?;
+    site.set_zookeeper("zk.zkSessionTimeoutMs", "1500");
+    let mut broker = site.start_master(&[])?;
+    zookeeper.wait_registered(&site, &broker)?;
+    let mut raw = Raw::connect(&broker.address)?;
+    raw.put("test", 0, b"before")?.stored()?;
+    zookeeper.zookeeper.kill();
+    wait_until("the lease to run out", || {
+        Ok(raw.put("test", 0, b"on the lease")?.text().contains("has lost ZooKeeper").then_some(()))
+    })?;
+    zookeeper.zookeeper.wipe()?;
+    zookeeper.wait_registered(&site, &broker)?;
+    wait_until("messages to be taken again", || Ok(raw.put("test", 0, b"after")?.stored().ok()))?;
+    broker.wait_for_line("the fence is there again")?;
+    Ok(())
+}
+
 /// A reload takes a good file over whole, publishes the checksum last, and refuses a bad one whole.
 #[test]
 fn reload_is_all_or_nothing_and_published() -> Result<()> {
