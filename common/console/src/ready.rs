@@ -35,6 +35,8 @@ pub(crate) struct Facts {
     /// `None`: the node has not begun to register.
     pub(crate) registry: Option<State>,
     pub(crate) disk_low: bool,
+    /// Without room on the disk for what came last, with the refusal.
+    pub(crate) full: Vec<(PartitionId, String)>,
     /// Read-only after a disk error, with the error.
     pub(crate) poisoned: Vec<(PartitionId, String)>,
     /// Could not be opened.
@@ -99,6 +101,7 @@ impl Facts {
             stopping: node.is_stopping(),
             registry: watched.registry_state(),
             disk_low: node.is_disk_low(),
+            full: store.full(),
             poisoned,
             failed: names(&report.failed),
             foreign: names(&report.passed_over),
@@ -117,6 +120,7 @@ pub(crate) fn judge(facts: &Facts) -> Readiness {
         let detail = "free disk space is below minFreeDiskBytes: messages are refused".to_owned();
         reasons.push(Statement { code: "disk_low", detail });
     }
+    reasons.extend(full(&facts.full));
     reasons.extend(poisoned(&facts.poisoned));
     if !facts.failed.is_empty() {
         let names = some(facts.failed.iter().cloned(), facts.failed.len());
@@ -146,6 +150,13 @@ fn not_registered(state: Option<&State>) -> Option<Statement> {
         None => "not registered yet".to_owned(),
     };
     Some(Statement { code: "not_registered", detail })
+}
+
+fn full(partitions: &[(PartitionId, String)]) -> Option<Statement> {
+    let (_, reason) = partitions.first()?;
+    let names = some(partitions.iter().map(|(partition, _)| partition.to_string()), partitions.len());
+    let detail = format!("no room for what comes to {names}: {reason}; free some space, no restart is needed");
+    Some(Statement { code: "disk_full", detail })
 }
 
 fn poisoned(partitions: &[(PartitionId, String)]) -> Option<Statement> {
@@ -249,6 +260,7 @@ mod tests {
             stopping: false,
             registry: Some(State::Registered),
             disk_low: false,
+            full: Vec::new(),
             poisoned: Vec::new(),
             failed: Vec::new(),
             foreign: Vec::new(),
@@ -319,6 +331,18 @@ mod tests {
         check(&facts, &["poisoned", "not_served"], &[]);
         let detail = &judge(&facts).reasons[0].detail;
         assert!(detail.contains("t-0, t-1, t-2, t-3, t-4 and 3 more") && detail.contains("no space"), "{detail}");
+    }
+
+    #[test]
+    fn a_disk_without_room_is_told_by_a_master_and_by_a_slave() {
+        let full = || vec![("t-0".parse().unwrap(), "/d/t-0 at 7: No space left on device".to_owned())];
+        let master = Facts { full: full(), ..master(None, Standing::Following) };
+        check(&master, &["disk_full"], &[]);
+        let detail = &judge(&master).reasons[0].detail;
+        assert!(detail.contains("t-0: /d/t-0 at 7") && detail.contains("free some space"), "{detail}");
+        let following = LinkState::Following { master: "m".into() };
+        let slave = slave(following, &[("t-0", 9000, Some("waiting: disk full"))]);
+        check(&Facts { full: full(), ..slave }, &["disk_full", "lagging"], &[]);
     }
 
     #[test]

@@ -1,6 +1,8 @@
 use crate::disk::Disk;
 use crate::segment::Segment;
+use metaq_types::limits::OPEN_FILES_MAX;
 use parking_lot::Mutex;
+use rustix::process::{Resource, getrlimit};
 use std::collections::VecDeque;
 use std::fs::File;
 use std::io;
@@ -67,6 +69,12 @@ impl FileCache {
             open.retain(|other| !Arc::ptr_eq(other, segment));
         }
     }
+}
+
+/// Segments must not take the descriptors that connections need.
+pub(crate) fn open_files_max() -> usize {
+    let limit = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX) / 2;
+    usize::try_from(limit).unwrap_or(usize::MAX).min(OPEN_FILES_MAX)
 }
 
 #[cfg(test)]

@@ -1,9 +1,9 @@
 use crate::disk::{Disk, replace_file};
 use crate::errors::{IdError, OpenError};
 use crate::texts::Form;
+use crate::writer::is_disk_full;
 use metaq_types::{BrokerId, MessageId};
 use parking_lot::Mutex;
-use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -192,7 +192,7 @@ impl IdClock {
         replace_file(&*self.disk, &self.path, content.as_bytes()).map_err(|error| IdError {
             path: self.path.clone(),
             reason: error.to_string(),
-            disk_full: error.kind() == ErrorKind::StorageFull,
+            disk_full: is_disk_full(&error),
         })?;
         self.state.lock().mark = mark;
         Ok(())

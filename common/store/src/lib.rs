@@ -21,6 +21,7 @@ mod ended;
 mod errors;
 mod examine;
 mod files;
+mod full;
 mod ids;
 mod inspect;
 mod join;
@@ -53,8 +54,8 @@ pub use acks::{Ack, AckSink, Appended};
 pub use disk::{Disk, OsDisk};
 pub use errors::{AppendError, CloseError, CreateError, IdError, OpenError, Refusal};
 pub use examine::{
-    Holder, PartitionFiles, PathContent, PieceFault, RecordFile, SegmentFile, holder, partition_files, path_content,
-    unreplayed,
+    Holder, Misplaced, PartitionFiles, PathContent, PieceFault, RecordFile, SegmentFile, holder, partition_files,
+    path_content, unreplayed,
 };
 pub use ids::{IdClock, WallClock, unix_ms};
 pub use inspect::{Inspection, LogFiles, inspect};

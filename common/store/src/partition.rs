@@ -3,6 +3,7 @@ use crate::committer::{Committer, Committers, Wants};
 use crate::disk::Disk;
 use crate::errors::Refusal;
 use crate::files::FileCache;
+use crate::full::Full;
 use crate::ids::IdClock;
 use crate::load::Loaded;
 use crate::metrics::StoreMetrics;
@@ -40,6 +41,7 @@ pub(crate) struct Shared {
     /// `None`: each partition's file is synced.
     pub(crate) wal: Option<Wal>,
     pub(crate) metrics: StoreMetrics,
+    pub(crate) full: Full,
     /// Bytes of bodies accepted and not yet written.
     pub(crate) queued_bytes: AtomicUsize,
 }
@@ -56,7 +58,7 @@ pub enum Health {
 pub struct Partition {
     pub(crate) id: PartitionId,
     /// The data path its directory lies in.
-    root: Arc<Path>,
+    pub(crate) root: Arc<Path>,
     pub(crate) shared: Arc<Shared>,
     /// Which of the committers is ours.
     committer: usize,

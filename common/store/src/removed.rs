@@ -6,6 +6,7 @@ use crate::errors::{AppendError, Refusal};
 use crate::load::list;
 use crate::metrics::FlushCause;
 use crate::partition::Partition;
+use crate::roots::gone;
 use crate::segment::Segment;
 use crate::writer::{Writer, is_disk_full};
 use std::fs::{self, File};
@@ -19,14 +20,19 @@ use std::time::{Duration, Instant};
 const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 
 impl Partition {
-    /// To be called before anything is appended. Where the whole log was removed, as with the data of a topic that
-    /// was taken out of the configuration and comes again, it begins again where it ended: offsets are never used twice
+    /// To be called before anything is appended. Where the whole log was removed, as with the data of a topic that was
+    /// taken out of the configuration and comes again, it begins again where it ended: offsets are never used twice
     /// (`ended.rs` does the same for files that are removed between two runs). Where a part of it is gone, or of a log
-    /// that has to be that of its master, nobody can say what the rest is worth: the partition is read-only then.
+    /// that has to be that of its master, nobody can say what the rest is worth; where the data directory went with it, no
+    /// start would find what comes: the partition is read-only then.
     pub(crate) fn ensure_files(self: &Arc<Self>, writer: &mut Writer, is_copy: bool) -> Result<(), AppendError> {
         let path = writer.active.path(&self.directory());
         if !is_removed(writer, &path) {
             return Ok(());
+        }
+        if let Some(reason) = gone(&self.root) {
+            self.poison(reason.clone());
+            return Err(Refusal::Poisoned(reason).into());
         }
         if is_copy || self.id.is_journal() || has_segments(&self.directory()) {
             let reason = format!("{} was removed or moved while the broker ran", path.display());

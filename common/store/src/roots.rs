@@ -5,7 +5,7 @@ use crate::texts::Form;
 use rustix::fs::{Access, access};
 use std::fmt::Write;
 use std::fs::{self, File, OpenOptions, TryLockError};
-use std::io::Read;
+use std::io::{ErrorKind, Read};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -21,6 +21,8 @@ const NODE: Form = Form {
 /// A data path locked for this process.
 pub(crate) struct Root {
     pub(crate) path: Arc<Path>,
+    /// As the configuration has it.
+    asked: PathBuf,
     _lock: File,
 }
 
@@ -31,6 +33,7 @@ impl Root {
         kind::directory(path).and_then(|_| kind::directory(&ours)).map_err(OpenError::Misplaced)?;
         create_dirs(disk, &ours)
             .map_err(|error| OpenError::io("create", if path.is_dir() { &*ours } else { path })(error))?;
+        let asked = path.to_path_buf();
         let path = fs::canonicalize(path).map_err(OpenError::io("find", path))?;
         let ours = path.join(OURS);
         access(&ours, Access::READ_OK | Access::WRITE_OK | Access::EXEC_OK)
@@ -53,13 +56,40 @@ impl Root {
         // A process that was killed may have put files in place here without making that durable, and what is read from
         // them is relied on from now on.
         disk.sync_dir(&ours).map_err(OpenError::io("sync", &ours))?;
-        Ok(Root { path: path.into(), _lock: lock })
+        Ok(Root { path: path.into(), asked, _lock: lock })
+    }
+
+    /// Whether this is the root of a data path, which may have been removed since.
+    pub(crate) fn is_at(&self, data_path: &Path) -> bool {
+        match fs::canonicalize(data_path) {
+            Ok(path) => *path == *self.path,
+            Err(_) => data_path == self.asked,
+        }
     }
 
     /// Path of one of our files.
     pub(crate) fn ours(&self, name: &str) -> PathBuf {
         self.path.join(OURS).join(name)
     }
+}
+
+/// Why nothing may be begun at a data path that this process has locked: another directory stands there now, or none,
+/// as when its disk is no longer mounted. The lock, the identity and the write-ahead log went with it.
+pub(crate) fn gone(root: &Path) -> Option<String> {
+    let is_ours = match File::open(root.join(OURS).join("lock")) {
+        Ok(lock) => {
+            let is_locked = matches!(lock.try_lock(), Err(TryLockError::WouldBlock));
+            is_locked && holder_of(&lock) == format!(" (pid {})", std::process::id())
+        }
+        // Any other error says nothing.
+        Err(error) => !matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory),
+    };
+    let root = root.display();
+    let text = format!(
+        "the data directory {root} was removed, moved or replaced while the broker ran, or its disk is no longer mounted: \
+         stop the broker, put it back, and start again"
+    );
+    (!is_ours).then_some(text)
 }
 
 fn holder_of(mut lock: &File) -> String {

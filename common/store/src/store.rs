@@ -3,7 +3,8 @@ use crate::committer::{COMMITTERS, Committers};
 use crate::disk::{Disk, OsDisk, create_dirs};
 use crate::ended::{self, Ended};
 use crate::errors::{CloseError, CreateError, OpenError};
-use crate::files::FileCache;
+use crate::files::{FileCache, open_files_max};
+use crate::full::Full;
 use crate::ids::{IdClock, WallClock};
 use crate::kind;
 use crate::load::load;
@@ -12,15 +13,13 @@ use crate::partition::{Partition, Shared};
 use crate::recovery::{RecoveryReport, recover_all};
 use crate::reigns;
 use crate::releases::Releases;
-use crate::roots::{Root, node_id};
+use crate::roots::{Root, gone, node_id};
 use crate::rules::PartitionRules;
 use crate::segment::Segment;
 use crate::wal::{self, Wal, WalOptions, replay};
 use crate::writer::is_disk_full;
-use metaq_types::limits::OPEN_FILES_MAX;
 use metaq_types::{BrokerId, JOURNAL_TOPIC, Offset, PartitionId, TopicName};
 use parking_lot::{Mutex, RwLock};
-use rustix::process::{Resource, getrlimit};
 use std::collections::{BTreeMap, HashMap};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -131,6 +130,7 @@ impl Store {
             committers: Committers::default(),
             releases: Releases::default(),
             metrics: StoreMetrics::default(),
+            full: Full::default(),
             queued_bytes: AtomicUsize::new(0),
         });
         let recovered = recover_all(&shared, &locked, clean.as_ref(), &options.rules, &options.expects, unrestored)?;
@@ -211,7 +211,11 @@ impl Store {
             return Ok(partition);
         }
         let root = self.root_for(&mut roots, &rules.data_path).map_err(|error| cannot_create(id, error.to_string()))?;
-        let partition = self.create(id, rules, root, first)?;
+        let partition = self.create(id, rules, root, first).inspect_err(|error| {
+            if let CreateError::Io { reason, disk_full: true, .. } = error {
+                self.shared.full.refused(id, reason);
+            }
+        })?;
         self.partitions.write().entry(id.topic.clone()).or_default().insert(id.number, partition.clone());
         self.bump_catalog();
         Ok(partition)
@@ -240,9 +244,8 @@ impl Store {
 
     /// The lock on a data path, taken now if a topic brought a new one.
     fn root_for(&self, roots: &mut Roots, data_path: &Path) -> Result<Arc<Path>, OpenError> {
-        let canonical = fs::canonicalize(data_path).ok();
-        if let Some(root) = roots.locked.iter().find(|root| Some(&*root.path) == canonical.as_deref()) {
-            return Ok(root.path.clone());
+        if let Some(root) = roots.locked.iter().find(|root| root.is_at(data_path)) {
+            return gone(&root.path).map_or(Ok(root.path.clone()), |reason| Err(OpenError::Misplaced(reason)));
         }
         let root = Root::lock(&*self.shared.disk, data_path)?;
         let path = root.path.clone();
@@ -418,12 +421,6 @@ fn lock_roots(disk: &dyn Disk, options: &StoreOptions) -> Result<Vec<Root>, Open
         }
     }
     Ok(locked)
-}
-
-/// Segments must not take the descriptors that connections need.
-fn open_files_max() -> usize {
-    let limit = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX) / 2;
-    usize::try_from(limit).unwrap_or(usize::MAX).min(OPEN_FILES_MAX)
 }
 
 /// Gives the partitions back what a crash took of their files, before anything looks at them; with those where that was

@@ -148,7 +148,7 @@ impl Partition {
             self.write_parts(writer, &ids, &records)?;
             Ok(ids)
         })();
-        let ids = match written {
+        let ids = match self.watch_room(written) {
             Ok(ids) => ids,
             Err(error) => return answer_all(records.into_iter().map(|record| record.ack), &error),
         };
@@ -161,6 +161,19 @@ impl Partition {
             Answer { appended, ack: record.ack, synced: record.synced }
         });
         self.publish(writer, answers, count, false, hand);
+    }
+
+    /// Takes note of whether the disk had room.
+    fn watch_room<Written>(&self, written: Result<Written, AppendError>) -> Result<Written, AppendError> {
+        match &written {
+            Ok(_) => self.shared.full.has_room(&self.id),
+            Err(AppendError::Refused(Refusal::DiskFull(reason))) => {
+                self.shared.metrics.disk_full.fetch_add(1, Ordering::Relaxed);
+                self.shared.full.refused(&self.id, reason);
+            }
+            Err(_) => {}
+        }
+        written
     }
 
     fn take_ids(&self, count: usize) -> Result<Vec<MessageId>, AppendError> {
@@ -203,7 +216,7 @@ impl Partition {
             }
             self.write_bytes(writer, &mut [IoSlice::new(&range.bytes)])
         })();
-        if let Err(error) = written {
+        if let Err(error) = self.watch_room(written) {
             return range.ack.answer(Err(error));
         }
         let position = writer.segment_bytes() as u32;
@@ -235,7 +248,7 @@ impl Partition {
                 parts.flat_map(|(header, record)| [IoSlice::new(header), IoSlice::new(&record.body)]).collect();
             self.write_bytes(writer, &mut parts)
         })();
-        if let Err(error) = written {
+        if let Err(error) = self.watch_room(written) {
             return ack.answer(Err(error));
         }
         let starts = record_starts(writer, records.iter().map(BatchRecord::bytes));
@@ -308,7 +321,6 @@ impl Partition {
             return AppendError::Unknown(reason);
         }
         if is_disk_full(error) {
-            self.shared.metrics.disk_full.fetch_add(1, Ordering::Relaxed);
             return Refusal::DiskFull(format!("{} at {position}: {error}", path.display())).into();
         }
         let reason = format!("a write to {} at {position} failed: {error}", path.display());

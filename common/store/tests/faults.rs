@@ -7,6 +7,7 @@ mod support;
 use metaq_store::{Ack, AppendError, Appended, FlushCause, Health, Refusal, Store, StoreOptions};
 use std::fs;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use support::faulty::{Fault, FaultyDisk};
 use support::*;
 
@@ -62,8 +63,11 @@ fn a_full_disk_refuses_and_recovers() {
             );
             assert_eq!(fs::metadata(setup.segment("test-0", 0)).unwrap().len(), 26, "{left} bytes left");
             assert_eq!(partition.health(), Health::Ok);
+            let [(full, reason)] = &store.full()[..] else { panic!("{:?}", store.full()) };
+            assert!(full == partition.id() && reason.contains("00000000000000000000.meta"), "{full}: {reason}");
             disk.heal();
             assert_eq!(put(&partition, b"after").unwrap().offset, at(26));
+            assert_eq!(store.full(), [], "a put that was stored had room");
             drop(store);
             let store = setup.open();
             assert!(store.recovery_report().repaired.is_empty());
@@ -80,8 +84,10 @@ fn a_full_disk_at_a_roll_refuses_and_recovers() {
     put(&partition, &[1; 20]).unwrap();
     disk.add(Fault::FullAfter(0));
     assert!(matches!(refusal(put(&partition, b"x")), Refusal::DiskFull(_)));
+    assert_eq!((store.full().len(), store.metrics().disk_full.load(Ordering::Relaxed)), (1, 1));
     disk.heal();
     assert_eq!(put(&partition, b"x").unwrap().offset, at(40));
+    assert_eq!(store.full(), []);
     assert_eq!(partition.active_segment(), at(40));
 }
 

@@ -83,3 +83,44 @@ fn f35_files_removed_before_an_orderly_stop_are_known_to_be_gone() {
     assert!(store.get("test", 0).is_none());
     assert_eq!(store.first_offset(&id("test-0")), at(300));
 }
+
+/// The whole data directory goes, or its disk is no longer mounted: nothing is begun in what stands there then, where the
+/// lock, the identity and the write-ahead log are missing.
+#[test]
+fn a_data_directory_that_was_moved_or_replaced_takes_nothing_more() {
+    for (threshold, replaced) in [(0, false), (0, true), (1000, false), (1000, true)] {
+        let setup = Setup::new(threshold, 1 << 20);
+        let store = setup.open();
+        let partition = setup.partition(&store, "test-0");
+        let mut stored = 0;
+        let mut put_one = || put(&partition, b"0123456789").inspect(|_| stored += 1);
+        put_one().unwrap();
+        let away = setup.path().with_extension("away");
+        fs::rename(setup.path(), &away).unwrap();
+        if replaced {
+            fs::create_dir_all(setup.path().join(".metaq")).unwrap();
+            fs::write(setup.path().join(".metaq/lock"), format!("{}\n", std::process::id())).unwrap();
+        }
+        // A path is looked at now and then only.
+        let until = std::time::Instant::now() + DEADLINE;
+        let refused = loop {
+            match put_one() {
+                Ok(_) => assert!(std::time::Instant::now() < until, "not noticed within the deadline"),
+                Err(error) => break error,
+            }
+            std::thread::yield_now();
+        };
+        let AppendError::Refused(Refusal::Poisoned(reason)) = refused else { panic!("{refused}") };
+        assert!(reason.contains("data directory") && reason.contains("put it back"), "{reason}");
+        let refused = store.get_or_create(&id("new-0"), &setup.rules(), at(0)).map(drop).unwrap_err().to_string();
+        assert!(refused.contains("put it back"), "{refused}");
+        assert!(!setup.path().join("test-0").exists() && !setup.path().join("new-0").exists());
+        drop(store);
+        if replaced {
+            fs::remove_dir_all(setup.path()).unwrap();
+        }
+        fs::rename(&away, setup.path()).unwrap();
+        let store = setup.open();
+        assert_eq!(store.get("test", 0).unwrap().positions().written, at(30 * stored));
+    }
+}

@@ -59,7 +59,7 @@ fn f24_a_full_disk_is_an_answer_and_passes() -> Result<()> {
     for threshold in ["0", "1000"] {
         let mut site = Site::new()?;
         site.set("unflushThreshold", threshold).data_on_tmpfs(16)?;
-        let broker = site.start_master(&[])?;
+        let mut broker = site.start_master(&[])?;
         let filler = inside(&broker, &site.data()).join("filler");
         fs::write(&filler, vec![0; 8 << 20])?;
         let mut raw = Raw::connect(&broker.address)?;
@@ -76,6 +76,7 @@ fn f24_a_full_disk_is_an_answer_and_passes() -> Result<()> {
         assert!(refusal.code >= 500, "{}", refusal.text());
         assert!(refusal.text().contains("disk full"), "{}", refusal.text());
         assert_eq!(raw.put("test", 0, &body)?.code, refusal.code, "and again");
+        broker.wait_for_line("the disk is full: appends are refused")?;
         assert_eq!(raw.ask("stats")?.code, 200);
         let end = stored * 100_020;
         wait_until("all of it to be readable", || {
@@ -83,6 +84,7 @@ fn f24_a_full_disk_is_an_answer_and_passes() -> Result<()> {
         })?;
         fs::remove_file(&filler)?;
         assert_eq!(raw.put("test", 0, &body)?.stored()?.offset, end, "the first put after space returns succeeds");
+        broker.wait_for_line("there is space on the disk again")?;
         wait_until("the new one to be readable", || {
             Ok((raw.read_all("test", 0, 0)?.len() as u64 == stored + 1).then_some(()))
         })?;
