@@ -28,12 +28,22 @@ const FILE_BYTES_MAX: u64 = u32::MAX as u64;
 pub struct PathContent {
     /// Partitions and their directories.
     pub partitions: BTreeMap<PartitionId, PathBuf>,
-    /// What stands in the place of a partition's directory, one sentence each.
-    pub misplaced: Vec<String>,
+    /// What stands in the place of a partition's directory.
+    pub misplaced: Vec<Misplaced>,
     /// Directories that are called almost as a partition's and are not served, one sentence each.
     pub misnamed: Vec<String>,
     /// What is none of ours.
     pub foreign: Vec<PathBuf>,
+}
+
+/// What is called as a partition's directory and is none.
+#[derive(Debug)]
+pub struct Misplaced {
+    pub id: PartitionId,
+    /// A link that leads nowhere: what it leads to may be on a disk that is not there.
+    pub is_link: bool,
+    /// One sentence for the operator.
+    pub reason: String,
 }
 
 /// Looks through a data path.
@@ -45,7 +55,9 @@ pub fn path_content(root: &Path) -> io::Result<PathContent> {
         match (partition_of(&name), kind::directory(&path)) {
             (None, _) if name == OURS => {}
             (Some(Ok(id)), Ok(Some(_))) => drop(content.partitions.insert(id, path)),
-            (Some(Ok(_)), Err(reason)) => content.misplaced.push(reason),
+            (Some(Ok(id)), Err(reason)) => {
+                content.misplaced.push(Misplaced { id, is_link: !path.exists(), reason });
+            }
             (Some(Err(reason)), Ok(Some(_))) => {
                 content.misnamed.push(format!("{} is not served: {reason}", path.display()));
             }
@@ -53,7 +65,7 @@ pub fn path_content(root: &Path) -> io::Result<PathContent> {
             (None, _) | (Some(Err(_)), _) => content.foreign.push(path),
         }
     }
-    content.misplaced.sort();
+    content.misplaced.sort_by(|a, b| a.id.cmp(&b.id));
     content.misnamed.sort();
     content.foreign.sort();
     Ok(content)

@@ -136,7 +136,7 @@ fn a_data_path_tells_its_partitions_and_who_has_it() {
     let content = path_content(&setup.path()).unwrap();
     assert_eq!(content.partitions.keys().collect::<Vec<_>>(), [&id("t-0")]);
     assert_eq!(content.foreign, [setup.path().join("lost+found")]);
-    assert!(content.misnamed[0].contains("t-007") && content.misplaced[0].contains("u-1"), "{content:?}");
+    assert!(content.misnamed[0].contains("t-007") && content.misplaced[0].reason.contains("u-1"), "{content:?}");
     store.close().unwrap();
     drop(store);
     assert_eq!(holder(&setup.path()), Holder::Stopped);

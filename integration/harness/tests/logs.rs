@@ -255,6 +255,19 @@ fn running_brokers_are_looked_at_and_compared() -> Result<()> {
         "{report}"
     );
     slave.kill()?;
+    // What is called so and is no partition's directory: of a topic that there is, and of one that there is not.
+    for (name, code) in [("core-1234", 0), ("test-0.old", 0), ("test-0", 1)] {
+        let data = slave_site.data();
+        if name == "test-0" {
+            fs::rename(data.join(name), data.join("aside"))?;
+        }
+        fs::write(data.join(name), "")?;
+        let ini = slave_site.ini_path().display().to_string();
+        let ran = metaq(&["log", "verify", "--config", &ini])?;
+        assert!(ran.code == Some(code) && ran.out.contains(name), "{name}: {}{}", ran.out, ran.said);
+        fs::remove_file(data.join(name))?;
+    }
+    fs::rename(slave_site.data().join("aside"), slave_site.data().join("test-0"))?;
     let (code, report) = verify(&slave_site.data(), &["--topic", "test", "--partition", "0"])?;
     assert!(code == Some(0) && text(&report).contains("a torn tail: 5 bytes"), "{report}");
     assert_eq!(report["paths"][0]["broker"], "stopped");

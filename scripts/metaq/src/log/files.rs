@@ -55,6 +55,8 @@ pub(super) struct Directory {
     pub(super) unreplayed: u64,
 }
 
+type Expects = Box<dyn Fn(&PartitionId) -> bool>;
+
 /// All that was found where the command line says.
 #[derive(Default)]
 pub(super) struct Site {
@@ -65,13 +67,15 @@ pub(super) struct Site {
     pub(super) notes: Vec<String>,
     /// Its last broker was a slave.
     pub(super) is_slave: bool,
+    /// Whether the configuration says that there is such a partition; without one nobody does.
+    expects: Option<Expects>,
 }
 
 impl FilesArgs {
     /// Finds the partitions that are meant; none of them is an error.
     pub(super) fn find(&self, place: &Place) -> anyhow::Result<Site> {
         let mut site = Site::default();
-        for roots in self.groups(place)? {
+        for roots in self.groups(place, &mut site)? {
             site.look_into(&roots)?;
         }
         let there: Vec<String> = site.partitions.iter().map(|found| found.id.to_string()).collect();
@@ -96,7 +100,7 @@ impl FilesArgs {
     }
 
     /// Data paths, those of one broker's store together, the system's first.
-    fn groups(&self, place: &Place) -> anyhow::Result<Vec<Vec<PathBuf>>> {
+    fn groups(&self, place: &Place, site: &mut Site) -> anyhow::Result<Vec<Vec<PathBuf>>> {
         if !self.data_path.is_empty() {
             let mut groups = Vec::new();
             for path in &self.data_path {
@@ -114,6 +118,8 @@ impl FilesArgs {
         }
         check_data_path(&roots[0])?;
         let journal = metaq_broker::journal_path(&config);
+        site.expects =
+            Some(Box::new(move |id| config.topic(&id.topic).is_some_and(|topic| id.number < topic.num_partitions)));
         Ok([roots, vec![journal]].into_iter().filter(|roots| roots[0].exists()).collect())
     }
 }
@@ -161,7 +167,11 @@ impl Site {
             self.paths.push(line);
             self.is_slave |= Record::load(root).is_ok_and(|record| record.is_some());
             let content = path_content(root).with_context(|| format!("cannot read {}", root.display()))?;
-            self.faults.extend(content.misplaced);
+            for misplaced in content.misplaced {
+                // A core dump may be called so, too.
+                let counts = misplaced.is_link || self.expects.as_ref().is_some_and(|expects| expects(&misplaced.id));
+                if counts { &mut self.faults } else { &mut self.notes }.push(misplaced.reason);
+            }
             self.notes.extend(content.misnamed);
             self.notes
                 .extend(content.foreign.iter().map(|path| format!("{} is none of ours: passed over", path.display())));
