@@ -31,6 +31,8 @@ pub(crate) async fn hold(shared: &Shared, client: &Client) {
                 holding.look(false).await;
                 sleep(fence::SEAT_PAUSE).await;
             }
+            // Before the first lease `keep` waits for it, and sees nothing of this.
+            Err(_) if client.state().is_terminated() => return,
             // The session or the connection is in trouble, which `keep` deals with; the lease runs out by itself.
             Err(_) => sleep(fence::SEAT_PAUSE).await,
         }

@@ -58,6 +58,7 @@ contract!(
     whoever_takes_over_waits_for_the_seat,
     a_reign_goes_on_in_an_ensemble_that_forgot_it,
     of_two_reigns_that_were_forgotten_the_newer_stays,
+    a_session_that_ends_before_the_first_lease_is_followed_by_another,
 );
 
 async fn hold(client: &Client, path: &str, data: &str) {
@@ -391,6 +392,23 @@ async fn of_two_reigns_that_were_forgotten_the_newer_stays(server: Server) {
     timeout(PATIENCE, replaced).await.unwrap().unwrap();
     first.close().await;
     leased(&mut second.lease(), None).await;
+}
+
+/// A promotion that waits for the old master's seat, frozen or cut off meanwhile for longer than its own session lasts.
+async fn a_session_that_ends_before_the_first_lease_is_followed_by_another(mut server: Server) {
+    let (settings, id, ours) = (server.settings(), BrokerId::new(0).unwrap(), fence(3, "a"));
+    claim(&settings, id, |_| std::future::ready(Ok::<_, Infallible>(ours.clone()))).await.unwrap();
+    let rival = server.observer().await;
+    rival.create("/meta/fences/0/seat", b"held", &EPHEMERAL).await.unwrap();
+    let master = Registry::reign(&settings, recorded(Role::Master), ours);
+    // It has a session once it puts right what is said here.
+    rival.set_data("/meta/fences/0", br#"{"epoch":1,"node":"z","uri":"meta://z:1","since":0}"#, None).await.unwrap();
+    until(true, async || data(&rival, "/meta/fences/0").await.unwrap().contains("\"epoch\":3")).await;
+    assert_eq!(*master.lease().borrow(), Lease::None);
+    drop(rival);
+    server.wipe().await;
+    leased(&mut master.lease(), None).await;
+    registered(&master).await;
 }
 
 /// The old master has lost the fence and keeps its session for a while: it may acknowledge under its last lease.
