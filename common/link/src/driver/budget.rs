@@ -29,18 +29,44 @@ const IDLE_GETS_PER_SECOND_MAX: u32 = 1000;
 
 const BUDGET_UNIT_BYTES: u32 = 1024;
 
+/// Producers that send now and then are not worth two lines each time.
+const TELL_INTERVAL: Duration = Duration::from_secs(60);
+
 /// Bounds the memory of a link.
 pub(super) struct Budget {
     waiting: Arc<Semaphore>,
     listeners: AtomicUsize,
     /// Of partitions that catch up.
-    pace: Mutex<Pace>,
+    pace: Mutex<Paced>,
+}
+
+/// A pace, and what the log says of it.
+struct Paced {
+    pace: Pace,
+    /// That room is left.
+    told: bool,
+    told_at: Option<Instant>,
+}
+
+impl Paced {
+    /// Whether room is left, where that is to be told now.
+    fn news(&mut self, now: Instant) -> Option<bool> {
+        let leaves_room = self.pace.leaves_room();
+        if leaves_room == self.told || leaves_room && self.told_at.is_some_and(|at| now < at + TELL_INTERVAL) {
+            return None;
+        }
+        if leaves_room {
+            self.told_at = Some(now);
+        }
+        self.told = leaves_room;
+        Some(leaves_room)
+    }
 }
 
 impl Budget {
     pub(super) fn new(catch_up_bytes_per_second: u64) -> Budget {
         let units = (WAITING_BYTES_MAX / BUDGET_UNIT_BYTES) as usize;
-        let pace = Mutex::new(Pace::new(catch_up_bytes_per_second));
+        let pace = Mutex::new(Paced { pace: Pace::new(catch_up_bytes_per_second), told: false, told_at: None });
         Budget { waiting: Arc::new(Semaphore::new(units)), listeners: AtomicUsize::new(1), pace }
     }
 
@@ -60,22 +86,31 @@ impl Budget {
 
     /// How long to leave room for others after `bytes` came, which took so long.
     pub(super) fn pace(&self, bytes: u64, took: Duration, backlog: impl FnOnce() -> Backlog) -> Duration {
-        let mut pace = self.pace.lock();
-        let before = pace.leaves_room();
-        let pause = pace.take(bytes, took, Instant::now(), backlog);
-        match (before, pace.leaves_room()) {
-            (false, true) => info!(
-                "far behind, while producers send: copying leaves room to them; slaveCatchUpBytesPerSecond sets a rate"
-            ),
-            (true, false) => info!("copying no longer leaves room: producers rest, or little is missing"),
-            _ => {}
-        }
+        let mut paced = self.pace.lock();
+        let now = Instant::now();
+        let pause = paced.pace.take(bytes, took, now, backlog);
+        let told = paced.news(now);
+        drop(paced);
+        tell(told);
         pause
+    }
+
+    /// Nothing is to be paced: sees whether room is still to be left.
+    pub(super) fn look(&self, backlog: impl FnOnce() -> Backlog) {
+        let mut paced = self.pace.lock();
+        if !paced.pace.leaves_room() {
+            return;
+        }
+        let now = Instant::now();
+        paced.pace.look(now, backlog);
+        let told = paced.news(now);
+        drop(paced);
+        tell(told);
     }
 
     /// Whether room is to be left for others now.
     pub(super) fn is_held_back(&self) -> bool {
-        self.pace.lock().is_held_back()
+        self.pace.lock().pace.is_held_back()
     }
 
     /// Waits until `bytes` may be asked for. Cancel-safe.
@@ -89,6 +124,18 @@ impl Budget {
     }
 }
 
+fn tell(leaves_room: Option<bool>) {
+    match leaves_room {
+        Some(true) => {
+            info!(
+                "far behind, while producers send: copying leaves room to them; slaveCatchUpBytesPerSecond sets a rate"
+            );
+        }
+        Some(false) => info!("copying no longer leaves room: producers rest, or little is missing"),
+        None => {}
+    }
+}
+
 fn units(bytes: u32) -> u32 {
     bytes.min(WAITING_BYTES_MAX).div_ceil(BUDGET_UNIT_BYTES)
 }
@@ -96,6 +143,21 @@ fn units(bytes: u32) -> u32 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn who_sends_now_and_then_fills_no_log() {
+        let mut paced = Paced { pace: Pace::new(0), told: false, told_at: None };
+        let start = Instant::now();
+        let mut told = Vec::new();
+        for second in 0..90 {
+            let now = start + Duration::from_secs(second);
+            let came_bytes = if second % 2 == 0 { 1_000_000 } else { 0 };
+            let backlog = || Backlog { left_bytes: 20_000_000_000, came_bytes };
+            paced.pace.take(1_000_000, Duration::from_millis(4), now, backlog);
+            told.extend(paced.news(now).map(|leaves_room| (second, leaves_room)));
+        }
+        assert_eq!(told, [(0, true), (1, false), (60, true), (61, false)]);
+    }
 
     #[test]
     fn idle_partitions_cost_no_more_than_so_many_gets() {

@@ -246,6 +246,7 @@ impl Follow {
     /// Counts bytes that came and took so long; how long to leave room for others, where this slave is far behind.
     fn pace(&self, bytes: u64, took: Duration) -> Option<Duration> {
         if bytes == 0 || !self.board.is_late(&self.cell, self.options.delay_max) {
+            self.budget.look(|| self.board.backlog());
             return None;
         }
         Some(self.budget.pace(bytes, took, || self.board.backlog())).filter(|pause| !pause.is_zero())
