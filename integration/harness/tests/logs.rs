@@ -379,6 +379,14 @@ fn what_was_set_aside_and_what_is_damaged_is_dumped() -> Result<()> {
         torn["is_tail"] == true && torn["damaged_bytes"].is_u64() && text(torn).contains("bytes of body"),
         "{torn}"
     );
+    // What 'metaq put' would make several messages of is told.
+    let lines_in_one = [b"one".as_slice(), b"t\nw\no"]
+        .map(|body| [&RecordHeader::of(header.id, 0, body).encode()[..], body].concat())
+        .concat();
+    fs::write(&aside, lines_in_one)?;
+    let raw = metaq(&["log", "dump", &aside, "--raw"])?;
+    assert_eq!((raw.code, raw.out.as_str()), (Some(0), "one\nt\nw\no\n"));
+    assert!(raw.said.contains("1 payloads hold line feeds"), "{}", raw.said);
     change(&segment(&directory, 0), |bytes| bytes[50] ^= 1)?;
     let first = segment(&directory, 0).display().to_string();
     let (lines, _) = dump(&[&first, "--limit", "2"])?;

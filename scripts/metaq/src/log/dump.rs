@@ -122,11 +122,19 @@ pub(super) fn run(place: &Place, args: &DumpArgs, format: Format) -> anyhow::Res
         left: args.limit.unwrap_or(u64::MAX),
         end: 0,
         is_first: true,
+        many_lines: 0,
     };
     let dumped = dump.all(&sources);
     match dumped {
         Err(error) if is_broken_pipe(&error) => return Ok(()),
         dumped => dumped?,
+    }
+    if dump.many_lines > 0 {
+        show::say(&format!(
+            "metaq: {} payloads hold line feeds: 'metaq put' takes each of their lines for a message; put those otherwise \
+             (--format json has them whole)",
+            dump.many_lines
+        ));
     }
     if args.from > dump.end {
         show::say(&format!("metaq: there is nothing at {} or behind: the files end at {}", args.from, dump.end));
@@ -192,6 +200,8 @@ struct Dump<'a> {
     left: u64,
     end: u64,
     is_first: bool,
+    /// Printed raw, with a line feed inside: 'metaq put' would take each for several messages.
+    many_lines: u64,
 }
 
 impl Dump<'_> {
@@ -257,6 +267,7 @@ impl Dump<'_> {
         let shown = &payload[..payload.len().min(self.shown)];
         match self.print {
             Print::Raw => {
+                self.many_lines += u64::from(payload.contains(&b'\n'));
                 self.out.write_all(payload).context(UNWRITTEN)?;
                 self.line("")
             }
