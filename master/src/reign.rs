@@ -94,7 +94,7 @@ pub(crate) async fn take_fence(
             Ok(fence) => return Ok(fence),
             Err(ClaimError::Refused(error)) => return Err(error),
             Err(error @ ClaimError::Foreign { .. }) => bail!("{error}"),
-            Err(error @ ClaimError::ZooKeeper { .. }) => {
+            Err(error @ (ClaimError::ZooKeeper { .. } | ClaimError::NoPath { .. })) => {
                 let text = error.to_string();
                 if said != text {
                     gate.say(&format!(

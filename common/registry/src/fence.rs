@@ -7,7 +7,7 @@
 //! is no moment at which both may acknowledge.
 
 use crate::paths::Paths;
-use crate::zookeeper::connect;
+use crate::zookeeper::{connect, path_missing};
 use metaq_config::ZooKeeper;
 use metaq_types::{BrokerId, Epoch};
 use serde::{Deserialize, Serialize};
@@ -65,6 +65,9 @@ pub enum Lease {
 pub enum ClaimError<R> {
     #[error("zookeeper at {connect}: {error}")]
     ZooKeeper { connect: String, error: Error },
+    /// The path of the ensemble that `zk.zkConnect` names is not there.
+    #[error("{text}")]
+    NoPath { text: String },
     #[error("the fence {path} holds what is not understood: {data:?}; look at it and delete it if no broker runs")]
     Foreign { path: String, data: String },
     /// The caller's own refusal.
@@ -122,6 +125,12 @@ where
         let registered = read(&client, &paths.master(id)).await.map_err(failed)?;
         let registered = registered.map(|(data, _)| String::from_utf8_lossy(&data).into_owned());
         let new = decide(Standing { fence, registered }).await.map_err(ClaimError::Refused)?;
+        if version.is_none() {
+            make_parent(&client, &paths).await.map_err(|error| match error {
+                Error::NoNode => ClaimError::NoPath { text: path_missing(&zk.connect) },
+                error => failed(error),
+            })?;
+        }
         match write(&client, &paths, id, &new, version).await {
             Ok(()) => return Ok(new),
             Err(Error::BadVersion | Error::NodeExists | Error::NoNode) => {}
@@ -148,6 +157,11 @@ async fn read(client: &Client, path: &str) -> Result<Option<(Vec<u8>, i32)>, Err
     }
 }
 
+/// What the first fence of an ensemble is written below; without a node only if the path of `zk.zkConnect` is not there.
+pub(crate) async fn make_parent(client: &Client, paths: &Paths) -> Result<(), Error> {
+    client.mkdir(&paths.fences(), &FENCE).await
+}
+
 /// Under the version that was found, so that of two who write one does.
 pub(crate) async fn write(
     client: &Client,
@@ -159,10 +173,7 @@ pub(crate) async fn write(
     let path = paths.fence(id);
     match version {
         Some(version) => client.set_data(&path, fence.text().as_bytes(), Some(version)).await.map(drop),
-        None => {
-            client.mkdir(&paths.fences(), &FENCE).await?;
-            client.create(&path, fence.text().as_bytes(), &FENCE).await.map(drop)
-        }
+        None => client.create(&path, fence.text().as_bytes(), &FENCE).await.map(drop),
     }
 }
 

@@ -1,7 +1,7 @@
 //! A master's seat and its lease, for as long as a session lives.
 
 use crate::fence::{self, Fence, Lease, Renewal, Seat};
-use crate::zookeeper::{Reminder, Shared};
+use crate::zookeeper::{Reminder, Shared, path_missing};
 use metaq_types::BrokerId;
 use tokio::time::{Instant, sleep};
 use tracing::warn;
@@ -71,6 +71,14 @@ impl Holding<'_> {
     }
 
     async fn put_back(&mut self, version: Option<i32>) {
+        if version.is_none()
+            && let Err(error) = fence::make_parent(self.client, &self.shared.paths).await
+        {
+            if error == Error::NoNode {
+                self.say(&path_missing(&self.shared.zk.connect), "nothing is acknowledged until it is there");
+            }
+            return;
+        }
         // Somebody else may have written it meanwhile: the next look tells.
         if fence::write(self.client, &self.shared.paths, self.id, self.ours, version).await.is_err() {
             return;

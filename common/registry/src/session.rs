@@ -6,7 +6,7 @@ use crate::hold::hold;
 use crate::paths::{self, Paths, Role, Tree};
 use crate::plan::{Operation, Sessions, Standing, Standings, plan};
 use crate::wanted::{Kind, Layout, Node, Wanted};
-use crate::zookeeper::{Reminder, Retry, Shared, State, patience};
+use crate::zookeeper::{Reminder, Retry, Shared, State, path_missing, patience};
 use std::collections::BTreeSet;
 use std::future::Future;
 use std::pin::{Pin, pin};
@@ -26,7 +26,8 @@ const EPHEMERAL: CreateOptions<'static> = CreateMode::Ephemeral.with_acls(Acls::
 /// A ZooKeeper that does not answer a question by then does not know it.
 const LISTING_PATIENCE: Duration = Duration::from_secs(2);
 
-/// Where nodes cannot be listed, each is read, and only this often: in sync times, a minute by default.
+/// Each node is read only this often, in sync times: a minute by default. What nodes there are is asked each time, where
+/// they can be listed.
 const RELOOK_TICKS: u32 = 12;
 
 /// Sessions that ended and may have left nodes behind; older ones have certainly expired.
@@ -43,6 +44,7 @@ pub(crate) struct Keeper {
     /// Fires when the holder's node changes under us.
     holder_watch: Option<Watch>,
     listing: Listing,
+    ticks_unread: u32,
 }
 
 /// Whether this ZooKeeper can list what a session holds. Those before 3.6 cannot: some say so and close the
@@ -51,7 +53,7 @@ pub(crate) struct Keeper {
 enum Listing {
     Unknown,
     Can,
-    Cannot { ticks_unverified: u32 },
+    Cannot,
 }
 
 /// What went on between ZooKeeper and the plan.
@@ -60,6 +62,8 @@ enum Setback {
     Disturbed { path: String },
     /// ZooKeeper refused, or the connection broke.
     Failed { path: String, error: Error },
+    /// The path of the ensemble that `zk.zkConnect` names is not there.
+    NoPath,
 }
 
 impl Keeper {
@@ -72,6 +76,7 @@ impl Keeper {
             observed: false,
             holder_watch: None,
             listing: Listing::Unknown,
+            ticks_unread: 0,
         }
     }
 
@@ -208,6 +213,11 @@ fn troubled(shared: &Shared, client: &Client, setback: Setback) -> Option<String
             shared.registering(Some(reason.clone()));
             Some(reason)
         }
+        Setback::NoPath => {
+            let reason = path_missing(&shared.zk.connect);
+            shared.registering(Some(reason.clone()));
+            Some(reason)
+        }
     }
 }
 
@@ -242,6 +252,7 @@ impl Keeper {
         let paths: Vec<String> = paths.into_iter().collect();
         self.stands = read(client, &paths).await.map_err(|(path, error)| Setback::Failed { path, error })?;
         self.observed = true;
+        self.ticks_unread = 0;
         Ok(())
     }
 
@@ -249,8 +260,10 @@ impl Keeper {
     async fn make_roots(&self, client: &Client, wanted: &Wanted) -> Result<(), Setback> {
         let trees = Tree::ALL.map(|tree| self.paths.tree(tree));
         for path in [self.paths.broker(wanted.broker_id)].into_iter().chain(trees) {
-            if let Err(error) = client.mkdir(&path, &PERSISTENT).await {
-                return Err(Setback::Failed { path, error });
+            match client.mkdir(&path, &PERSISTENT).await {
+                Ok(()) => {}
+                Err(Error::NoNode) => return Err(Setback::NoPath),
+                Err(error) => return Err(Setback::Failed { path, error }),
             }
         }
         Ok(())
@@ -307,18 +320,21 @@ impl Keeper {
 
     /// Whether all stands as we remember; false when that is worth a look at each node.
     ///
-    /// One question instead of one a node: does the session hold exactly what we remember, and is our own node what
+    /// One question instead of one a node, most of the time: does the session hold exactly what we remember, and is our own node what
     /// we wrote?
     async fn verify(&mut self, client: &Client) -> bool {
-        if let Listing::Cannot { ticks_unverified } = self.listing {
-            self.listing = Listing::Cannot { ticks_unverified: (ticks_unverified + 1) % RELOOK_TICKS };
-            return ticks_unverified + 1 < RELOOK_TICKS;
+        self.ticks_unread += 1;
+        if self.ticks_unread >= RELOOK_TICKS {
+            return false;
+        }
+        if self.listing == Listing::Cannot {
+            return true;
         }
         let brokers = self.paths.brokers();
         let held = match timeout(LISTING_PATIENCE, client.list_ephemerals(&brokers)).await {
             Ok(Ok(held)) => held,
             Ok(Err(Error::Unimplemented)) | Err(_) if self.listing == Listing::Unknown => {
-                self.listing = Listing::Cannot { ticks_unverified: 0 };
+                self.listing = Listing::Cannot;
                 return true;
             }
             _ => return false,

@@ -291,6 +291,15 @@ pub(crate) async fn connect(zk: &ZooKeeper) -> Result<Client, Error> {
     timeout(zk.connection_timeout, connector.connect(&zk.connect)).await.unwrap_or(Err(Error::Timeout))
 }
 
+/// What it means that not even the first node below the root can be made.
+pub(crate) fn path_missing(connect: &str) -> String {
+    let path = connect.find('/').map_or("", |at| &connect[at..]);
+    format!(
+        "the path {path} that zk.zkConnect names is not in this zookeeper; create it (zkCli.sh: create {path}, after \
+         what is above it), or correct zk.zkConnect and restart"
+    )
+}
+
 /// How long a stop waits for answers.
 pub(crate) fn patience(client: &Client) -> Duration {
     match client.state() {

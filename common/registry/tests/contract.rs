@@ -254,6 +254,10 @@ async fn vanished_nodes_are_put_back(server: Server) {
     until(whole.clone(), || brokers(&observer)).await;
     observer.set_data("/meta/brokers/ids/0/master", b"meta://nonsense:1", None).await.unwrap();
     until(whole.clone(), || brokers(&observer)).await;
+    for path in ["topics-pub/test/0-m", "ids/0/master_config_checksum"] {
+        observer.set_data(&format!("/meta/brokers/{path}"), b"", None).await.unwrap();
+    }
+    until(whole.clone(), || brokers(&observer)).await;
 }
 
 async fn what_stands_in_the_way_is_named_until_it_is_gone(server: Server) {
