@@ -23,6 +23,12 @@ struct Refused {
     reason: String,
 }
 
+impl Refused {
+    fn says_something(&self) -> bool {
+        self.at.elapsed() < SAYS_SOMETHING
+    }
+}
+
 impl Full {
     pub(crate) fn refused(&self, id: &PartitionId, reason: &str) {
         let mut refused = self.refused.lock();
@@ -39,24 +45,27 @@ impl Full {
 
     /// Something was written to this log.
     pub(crate) fn has_room(&self, id: &PartitionId) {
-        if !self.any.load(Ordering::Relaxed) {
-            return;
+        if self.any.load(Ordering::Relaxed) && self.is_over(id) {
+            tracing::info!("there is space on the disk again, appends succeed");
         }
+    }
+
+    /// Forgets the refusal of a log that takes something again; whether it was the last one.
+    fn is_over(&self, id: &PartitionId) -> bool {
         let mut refused = self.refused.lock();
         let was_refused = refused.remove(id).is_some();
         forget_old(&mut refused);
         if refused.is_empty() {
             self.any.store(false, Ordering::Relaxed);
-            if was_refused {
-                tracing::info!("there is space on the disk again, appends succeed");
-            }
         }
+        was_refused && refused.is_empty()
     }
 
     fn list(&self) -> Vec<(PartitionId, String)> {
-        let mut refused = self.refused.lock();
-        forget_old(&mut refused);
-        refused.iter().map(|(id, refused)| (id.clone(), refused.reason.clone())).collect()
+        // Kept where it is old, too: that it is over is still to be told.
+        let refused = self.refused.lock();
+        let recent = refused.iter().filter(|(_, refused)| refused.says_something());
+        recent.map(|(id, refused)| (id.clone(), refused.reason.clone())).collect()
     }
 }
 
@@ -68,5 +77,21 @@ impl Store {
 }
 
 fn forget_old(refused: &mut BTreeMap<PartitionId, Refused>) {
-    refused.retain(|_, refused| refused.at.elapsed() < SAYS_SOMETHING);
+    refused.retain(|_, refused| refused.says_something());
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn that_there_is_room_again_is_told_whoever_looked_meanwhile() {
+        let (full, id) = (Full::default(), "t-0".parse().unwrap());
+        full.refused(&id, "no space");
+        assert_eq!(full.list(), [(id.clone(), "no space".to_owned())]);
+        full.refused.lock().get_mut(&id).unwrap().at -= SAYS_SOMETHING;
+        assert_eq!(full.list(), [], "nobody tried for long");
+        assert!(full.is_over(&id));
+        assert!(!full.is_over(&id), "once");
+    }
 }
