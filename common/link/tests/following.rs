@@ -372,6 +372,33 @@ async fn bytes_that_fail_their_checks_are_fetched_again_and_never_stored() {
     slave.stop().await;
 }
 
+/// What the master had of it is not missing any more: it comes from nowhere, and nothing is left of it to wait for.
+#[tokio::test]
+async fn a_partition_that_the_master_no_longer_has_is_not_behind() {
+    let (m, s) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let faults = Faults { corrupt_next: AtomicU32::new(u32::MAX), ..Faults::default() };
+    let master = Master::start(m.path(), faults).await;
+    master.store.begin_reign(Epoch(1)).unwrap();
+    master.put("a-0", messages(0..20)).await;
+    let slave = Slave::start(s.path(), Some(master.uri()));
+    until("copying has stopped", || slave.note("a-0").is_some_and(|note| note.starts_with("corrupt: "))).await;
+    assert!(slave.link.status().left_bytes() > 0);
+    master.stop().await;
+    std::fs::remove_dir_all(m.path().join("a-0")).unwrap();
+
+    let master = Master::start(m.path(), Faults::default()).await;
+    master.store.begin_reign(Epoch(2)).unwrap();
+    master.put("b-0", messages(0..10)).await;
+    slave.master.send_replace(Some(master.uri()));
+    until("the list is taken", || slave.holds(&master, "b-0")).await;
+    assert_eq!(slave.link.status().left_bytes(), 0);
+    assert_eq!(slave.note("a-0").unwrap(), "not copied: the master does not have it now, or does not serve it");
+    let first = master.store.first_offset(&"a-0".parse().unwrap());
+    master.put_at("a-0", first.get(), messages(20..30)).await;
+    until("it comes again", || slave.holds(&master, "a-0")).await;
+    slave.stop().await;
+}
+
 #[tokio::test]
 async fn an_original_master_is_followed_to_the_same_files() {
     let (m, s) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());

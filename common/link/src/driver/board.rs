@@ -18,6 +18,9 @@ use crate::promotion::{Known, Record};
 use crate::pull::Pull;
 use crate::rate::Rate;
 
+/// Of a partition that the master does not list.
+const GONE: &str = "not copied: the master does not have it now, or does not serve it";
+
 /// How long a greeting waits for the record to be written.
 const SAVE_PATIENCE: Duration = Duration::from_secs(2);
 
@@ -63,6 +66,8 @@ struct Seen {
     confirmed: Option<Option<Offset>>,
     /// The record on disk says that a quorum is asked for.
     limit_is_kept: bool,
+    /// The master does not list the partition: what it had is only for the record.
+    is_gone: bool,
 }
 
 impl Cell {
@@ -77,11 +82,17 @@ impl Cell {
             note: None,
             confirmed: None,
             limit_is_kept,
+            is_gone: false,
         }))
     }
 }
 
 impl Seen {
+    /// The end up to which it is copied.
+    fn wanted_end(&self) -> Option<Offset> {
+        self.master_end.filter(|_| !self.is_gone)
+    }
+
     fn observe(&mut self) {
         if let Some(end) = self.master_end {
             // How many messages these bytes are, only the master knows.
@@ -90,7 +101,7 @@ impl Seen {
     }
 
     fn behind(&self) -> Duration {
-        match self.master_end {
+        match self.wanted_end() {
             Some(end) if end > self.own_end => self.clock.behind(self.since, Instant::now()),
             _ => Duration::ZERO,
         }
@@ -100,9 +111,9 @@ impl Seen {
         PartitionStatus {
             partition: partition.clone(),
             own_end: self.own_end,
-            master_end: self.master_end,
+            master_end: self.wanted_end(),
             behind_ms: u64::try_from(self.behind().as_millis()).unwrap_or(u64::MAX),
-            note: self.note.clone(),
+            note: if self.is_gone { Some(GONE.to_owned()) } else { self.note.clone() },
         }
     }
 }
@@ -257,6 +268,7 @@ impl Board {
         if seen.master_end != pull.master_end() || seen.note != note {
             self.changed.store(true, Ordering::Relaxed);
         }
+        seen.is_gone = false;
         seen.own_end = pull.position();
         seen.master_end = pull.master_end();
         if heard {
@@ -264,6 +276,13 @@ impl Board {
         }
         seen.note = note;
         seen.observe();
+    }
+
+    /// The master has none but these partitions. One that it lists again is looked at again.
+    pub(super) fn see_partitions(&self, has: impl Fn(&PartitionId) -> bool) {
+        for (_, cell) in self.cells.lock().iter().filter(|(partition, _)| !has(partition)) {
+            cell.0.lock().is_gone = true;
+        }
     }
 
     /// The master has answered a get that waited for more than is known here: until now it had no more.
@@ -274,7 +293,7 @@ impl Board {
     /// Whether this slave has lacked something of the partition for longer than `bound`, or ever since it began.
     pub(super) fn is_late(&self, cell: &Cell, bound: Duration) -> bool {
         let seen = cell.0.lock();
-        let lacks = seen.master_end.is_some_and(|end| end > seen.own_end);
+        let lacks = seen.wanted_end().is_some_and(|end| end > seen.own_end);
         lacks && (!seen.clock.is_known() || seen.behind() > bound)
     }
 
@@ -283,7 +302,7 @@ impl Board {
         let mut backlog = Backlog { left_bytes: 0, came_bytes: 0 };
         for cell in self.cells.lock().values() {
             let mut seen = cell.0.lock();
-            let Some(end) = seen.master_end else { continue };
+            let Some(end) = seen.wanted_end() else { continue };
             backlog.left_bytes += end.bytes_since(seen.own_end.min(end));
             // Of one that is new here nobody knows since when.
             backlog.came_bytes += seen.counted_end.replace(end).map_or(0, |before| end.bytes_since(before.min(end)));

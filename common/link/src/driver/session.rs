@@ -316,6 +316,8 @@ impl Session {
     /// Starts what is not followed yet.
     fn follow(&mut self, listed: Vec<Listed>) {
         self.trim(&listed);
+        let has: HashSet<&PartitionId> = listed.iter().map(|listed| &listed.partition).collect();
+        self.board.see_partitions(|partition| has.contains(partition) || self.followed.contains(partition));
         for Listed { partition, first, end } in listed {
             if self.held.contains_key(&partition) || !self.followed.insert(partition.clone()) {
                 continue;
