@@ -165,8 +165,14 @@ pub(crate) fn next_epoch(store: &Store) -> Epoch {
 }
 
 /// Makes the reign last, then sets the slave's record of its master aside: from now on it says nothing any more.
-pub(crate) async fn begin(store: &Arc<Store>, epoch: Epoch, data_path: &Path, promoted: bool) -> Result<()> {
-    wait_for_room(store, epoch).await?;
+pub(crate) async fn begin(
+    store: &Arc<Store>,
+    gate: &Gate,
+    epoch: Epoch,
+    data_path: &Path,
+    promoted: bool,
+) -> Result<()> {
+    wait_for_room(store, gate, epoch).await?;
     info!(%epoch, node = store.node_id(), "reign begun");
     if promoted {
         match Record::set_aside(data_path) {
@@ -179,7 +185,7 @@ pub(crate) async fn begin(store: &Arc<Store>, epoch: Epoch, data_path: &Path, pr
 
 /// Begins the reign, however long the disk is full: reads are served meanwhile, and an operator who starts a broker again
 /// because its disk is full is not left without it.
-async fn wait_for_room(store: &Arc<Store>, epoch: Epoch) -> Result<()> {
+async fn wait_for_room(store: &Arc<Store>, gate: &Gate, epoch: Epoch) -> Result<()> {
     let mut signals = Signals::new()?;
     let mut said = false;
     loop {
@@ -187,6 +193,9 @@ async fn wait_for_room(store: &Arc<Store>, epoch: Epoch) -> Result<()> {
         match tokio::task::spawn_blocking(move || opened.begin_reign(epoch)).await? {
             Err(error) if error.is_disk_full() => {
                 if !std::mem::replace(&mut said, true) {
+                    gate.say(&format!(
+                        "the master is starting, and its disk is full: {error}; free some space, it goes on by itself"
+                    ));
                     warn!("the disk is full: {error}; reads are served, puts are refused until there is space");
                 }
             }

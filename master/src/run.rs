@@ -97,12 +97,12 @@ async fn serve(config: BrokerConfig, local: bool, consent: Consent, sessions: Ha
             fence = claim => fence?,
             () = signals.stop() => return assembly::stop(node, &store, None, Duration::ZERO).await,
         };
-        reign::begin(&store, fence.epoch, &config.system.data_path, promoted).await?;
+        reign::begin(&store, node.gate(), fence.epoch, &config.system.data_path, promoted).await?;
         begin_transactions(&live, &store, &node).await?;
         node.begin_quorum().await;
         Registry::reign(&config.zookeeper, assembly::wanted(&config, &store, Role::Master, &uri), fence)
     } else {
-        reign::begin(&store, reign::next_epoch(&store), &config.system.data_path, promoted).await?;
+        reign::begin(&store, node.gate(), reign::next_epoch(&store), &config.system.data_path, promoted).await?;
         begin_transactions(&live, &store, &node).await?;
         node.begin_quorum().await;
         node.gate().open(None);

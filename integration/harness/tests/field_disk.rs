@@ -139,7 +139,9 @@ fn f24_a_start_on_a_full_disk_serves_reads_and_waits_for_room() -> Result<()> {
     assert_eq!(raw.read_all("test", 0, 0)?.len(), 1);
     let reply = raw.put("test", 0, b"x")?;
     assert_eq!(reply.code, 503);
-    assert!(reply.text().contains("not stored") && reply.text().contains("disk"), "{}", reply.text());
+    assert!(reply.text().contains("not stored") && reply.text().contains("its disk is full"), "{}", reply.text());
+    let other = Site::new()?;
+    other.start_slave(&["--slave-id", "0", "--master", address])?.wait_for_line("its disk is full")?;
     fs::remove_file(inside(&broker, &data).join("filler"))?;
     broker.wait_for_line("serving as master")?;
     raw.put("test", 0, b"after")?.stored()?;

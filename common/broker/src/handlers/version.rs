@@ -101,7 +101,7 @@ fn greet(conversation: &mut Conversation, opaque: Opaque, greeting: Greeting) {
     }
     if node.transactions.get().is_none() {
         // Followed now, it would take what comes for a part of our last reign.
-        let text = "this master's reign has not begun yet, as it waits for ZooKeeper; try again";
+        let text = format!("this master's reign has not begun yet: {}", node.gate.reason());
         conversation.outbound().answer(opaque, Answer::text(Status::ServiceUnavailable, text));
         return;
     }
