@@ -299,6 +299,31 @@ fn a_broker_with_other_messages_is_found_out() -> Result<()> {
     Ok(())
 }
 
+/// Which both have from a master that no longer had what lay there.
+#[test]
+fn the_same_gap_is_no_difference() -> Result<()> {
+    let (scratch, directory) = copied()?;
+    fs::remove_file(segment(&directory, 8332))?;
+    fs::write(directory.join("00000000000000016913.meta.gap"), "")?;
+    let site = Site::new()?;
+    let there = site.data().join("test-0");
+    fs::create_dir_all(&there)?;
+    for entry in fs::read_dir(&directory)? {
+        let entry = entry?;
+        fs::copy(entry.path(), there.join(entry.file_name()))?;
+    }
+    let broker = site.start_master(&["--accept-gap"])?;
+    let against = ["--topic", "test", "--against-broker", &broker.address];
+    let (code, report) = verify(scratch.path(), &against)?;
+    assert_eq!((code, &report["partitions"][0]["against"]["result"]), (Some(0), &"same".into()), "{report}");
+    // What lies there in these files alone is one.
+    fs::copy(golden("data-clean/data/test-0/00000000000000008332.meta"), segment(&directory, 8332))?;
+    let (code, report) = verify(scratch.path(), &against)?;
+    let found = &report["partitions"][0]["against"];
+    assert_eq!((code, &found["result"], &found["at"]), (Some(1), &"differs".into(), &8332.into()), "{report}");
+    Ok(())
+}
+
 #[test]
 fn a_wrong_place_says_which_is_right() -> Result<()> {
     let (scratch, directory) = copied()?;

@@ -79,6 +79,11 @@ impl LogBytes {
         self.runs.iter().find(|run| run.start > offset && run.end > run.start).map_or(self.end(), |run| run.start)
     }
 
+    /// Whether there is nothing from `from` up to `to`, and something behind.
+    pub(super) fn is_gap(&mut self, from: u64, to: u64) -> anyhow::Result<bool> {
+        Ok(to < self.end() && self.next_run(from) == to && self.read(from, &mut [0])? == 0)
+    }
+
     /// Where the record begins that holds the byte at `offset`; the offset itself when none is found.
     pub(super) fn record_around(&self, offset: u64) -> u64 {
         let run = self.runs.iter().rfind(|run| run.start <= offset);

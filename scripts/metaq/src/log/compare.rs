@@ -152,6 +152,8 @@ pub(super) async fn with_broker(own: &mut LogBytes, client: &Client, id: &Partit
                 }
                 at += wanted as u64;
             }
+            // A gap that both have.
+            GetAnswer::Moved(to) if to.get() > at && own.is_gap(at, to.get())? => at = to.get(),
             GetAnswer::Moved(to) if to.get() > at => {
                 let text = format!("differs at {at}: the broker has no whole message from there to {to}");
                 return Ok(Against::differs(at, text));
