@@ -285,6 +285,7 @@ mod tests {
         let link = LinkStatus {
             state,
             heard_unix_ms: 0,
+            heard_age_ms: None,
             copied_bytes: 0,
             bytes_per_second: 500,
             partitions: copies.iter().map(copy).collect(),

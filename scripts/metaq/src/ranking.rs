@@ -156,7 +156,10 @@ fn candidate(broker: u16, slave: &Sight<'_>, furthest: &BTreeMap<PartitionId, Of
     // Without a master the slave's own clock tells.
     let told = slave.lines.iter().map(|line| line.behind_ms).max();
     let behind_ms = told.or_else(|| link?.worst().map(|worst| worst.behind_ms));
-    let heard = link.map(|link| link.heard_unix_ms).filter(|heard| *heard > 0);
+    // Its own count, if it tells one: its clock may be another than ours.
+    let heard = link.filter(|link| link.heard_unix_ms > 0);
+    let silent_ms =
+        heard.map(|link| link.heard_age_ms.unwrap_or_else(|| now_unix_ms.saturating_sub(link.heard_unix_ms)));
     let (state, last_error) = state(slave);
     let seconds = |ms: u64| ms as f64 / 1000.0;
     Candidate {
@@ -168,7 +171,7 @@ fn candidate(broker: u16, slave: &Sight<'_>, furthest: &BTreeMap<PartitionId, Of
         state,
         lag_bytes: (said.is_some() || !slave.lines.is_empty()).then(|| missing.iter().sum()),
         lag_seconds: behind_ms.map(seconds),
-        silent_seconds: heard.map(|heard| seconds(now_unix_ms.saturating_sub(heard))),
+        silent_seconds: silent_ms.map(seconds),
         behind: missing.iter().filter(|bytes| **bytes > 0).count(),
         partitions: missing.len(),
         quorum: None,
@@ -235,8 +238,8 @@ mod tests {
             behind_ms: 0,
             note: note.map(str::to_owned),
         };
-        let link =
-            LinkStatus { state, heard_unix_ms: 900, copied_bytes: 0, bytes_per_second: 0, partitions: vec![copy] };
+        let (heard_unix_ms, heard_age_ms, partitions) = (900, None, vec![copy]);
+        let link = LinkStatus { state, heard_unix_ms, heard_age_ms, copied_bytes: 0, bytes_per_second: 0, partitions };
         Said { epoch: Some(epoch), link: Some(link), ..Said::default() }
     }
 
@@ -281,6 +284,9 @@ mod tests {
     fn a_gap_and_a_silent_node_are_named() {
         let gap = said(3, following(), 100, 100, Some("gap: the master no longer had 5 to 9"));
         let silent = Sight { slave: 1, says: Some(Err("does not answer")), ..Sight::default() };
+        let mut other_clock = said(3, following(), 100, 100, None);
+        other_clock.link.as_mut().unwrap().heard_age_ms = Some(200);
+        assert_eq!(rank(0, &[sight(0, &other_clock)], &BTreeMap::new(), 1 << 40)[0].silent_seconds, Some(0.2));
         let ranked = rank(0, &[silent, sight(0, &gap)], &BTreeMap::new(), 1000);
         assert_eq!((ranked[0].state, ranked[0].rank, ranked[0].silent_seconds), ("gap", Some(1), Some(0.1)));
         assert_eq!((ranked[1].state, ranked[1].last_error.as_deref()), ("unreachable", Some("does not answer")));

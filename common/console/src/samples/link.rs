@@ -7,7 +7,6 @@ use metaq_link::progress::{LinkState, LinkStatus};
 use metaq_link::standing::Standing;
 use metaq_types::{PartitionId, SlaveId};
 use std::collections::BTreeMap;
-use std::time::{SystemTime, UNIX_EPOCH};
 
 /// Partitions of slaves that have series of their own: three each.
 const LAGS_MAX: usize = 10_000;
@@ -49,9 +48,8 @@ fn master(watched: &Watched, samples: &mut Samples) {
 
 fn slave(link: &LinkStatus, id: SlaveId, samples: &mut Samples) {
     samples.put(&metrics::FOLLOWING, flag(matches!(link.state, LinkState::Following { .. })));
-    if link.heard_unix_ms > 0 {
-        let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64);
-        samples.put(&metrics::HEARD_AGE, now.saturating_sub(link.heard_unix_ms) as f64 / 1000.0);
+    if let Some(age_ms) = link.heard_age_ms {
+        samples.put(&metrics::HEARD_AGE, age_ms as f64 / 1000.0);
     }
     samples.count(&metrics::COPIED_BYTES, link.copied_bytes);
     samples.count(&metrics::COPY_RATE, link.bytes_per_second);

@@ -29,6 +29,8 @@ pub(super) struct Board {
     slave_id: u32,
     state: Mutex<LinkState>,
     heard_unix_ms: AtomicU64,
+    /// In this run.
+    heard_at: Mutex<Option<Instant>>,
     cells: Mutex<BTreeMap<PartitionId, Arc<Cell>>>,
     /// Something in the record other than a time has changed since it was last written.
     changed: AtomicBool,
@@ -146,6 +148,7 @@ impl Board {
             slave_id: options.slave_id.get(),
             state: Mutex::new(LinkState::NoMaster),
             heard_unix_ms: AtomicU64::new(before.heard_unix_ms),
+            heard_at: Mutex::new(None),
             cells: Mutex::default(),
             changed: AtomicBool::new(false),
             copied_bytes: AtomicU64::new(0),
@@ -259,6 +262,7 @@ impl Board {
 
     pub(super) fn heard(&self) {
         self.heard_unix_ms.store(unix_ms(), Ordering::Relaxed);
+        *self.heard_at.lock() = Some(Instant::now());
     }
 
     /// Takes over what the machine of a partition knows; `heard` when it follows from an answer of the master.
@@ -328,6 +332,12 @@ impl Board {
         self.heard_unix_ms.load(Ordering::Relaxed)
     }
 
+    fn heard_age_ms(&self) -> Option<u64> {
+        let in_this_run = self.heard_at.lock().map(|at| u64::try_from(at.elapsed().as_millis()).unwrap_or(u64::MAX));
+        let before = Some(self.heard_unix_ms()).filter(|heard| *heard > 0);
+        in_this_run.or_else(|| before.map(|heard| unix_ms().saturating_sub(heard)))
+    }
+
     pub(super) fn is_following(&self) -> bool {
         matches!(&*self.state.lock(), LinkState::Following { .. })
     }
@@ -345,6 +355,7 @@ impl Board {
         LinkStatus {
             state: self.state.lock().clone(),
             heard_unix_ms: self.heard_unix_ms.load(Ordering::Relaxed),
+            heard_age_ms: self.heard_age_ms(),
             copied_bytes: self.copied_bytes.load(Ordering::Relaxed),
             bytes_per_second: self.rate.lock().bytes_per_second(),
             partitions: self.cells.lock().iter().map(status_of).collect(),
