@@ -64,6 +64,8 @@ struct Seen {
     clock: LagClock,
     seen_unix_ms: u64,
     note: Option<String>,
+    /// It is not copied, and what it lacks does not come.
+    stopped: bool,
     /// What the master last said of its quorum; `None`: nothing yet in this run.
     confirmed: Option<Option<Offset>>,
     /// The record on disk says that a quorum is asked for.
@@ -82,6 +84,7 @@ impl Cell {
             clock: LagClock::default(),
             seen_unix_ms: 0,
             note: None,
+            stopped: false,
             confirmed: None,
             limit_is_kept,
             is_gone: false,
@@ -93,6 +96,18 @@ impl Seen {
     /// The end up to which it is copied.
     fn wanted_end(&self) -> Option<Offset> {
         self.master_end.filter(|_| !self.is_gone)
+    }
+
+    /// What the machine of the partition knows; whether it is news.
+    fn take_over(&mut self, pull: &Pull) -> bool {
+        let note = pull.note();
+        let is_news = self.master_end != pull.master_end() || self.note != note;
+        self.is_gone = false;
+        self.own_end = pull.position();
+        self.master_end = pull.master_end();
+        self.note = note;
+        self.stopped = pull.stopped().is_some();
+        is_news
     }
 
     fn observe(&mut self) {
@@ -268,17 +283,12 @@ impl Board {
     /// Takes over what the machine of a partition knows; `heard` when it follows from an answer of the master.
     pub(super) fn update(&self, cell: &Cell, pull: &Pull, heard: bool) {
         let mut seen = cell.0.lock();
-        let note = pull.note();
-        if seen.master_end != pull.master_end() || seen.note != note {
+        if seen.take_over(pull) {
             self.changed.store(true, Ordering::Relaxed);
         }
-        seen.is_gone = false;
-        seen.own_end = pull.position();
-        seen.master_end = pull.master_end();
         if heard {
             seen.seen_unix_ms = unix_ms();
         }
-        seen.note = note;
         seen.observe();
     }
 
@@ -303,15 +313,7 @@ impl Board {
 
     /// What is missing in all, and what came in the master's partitions since this was last asked.
     pub(super) fn backlog(&self) -> Backlog {
-        let mut backlog = Backlog { left_bytes: 0, came_bytes: 0 };
-        for cell in self.cells.lock().values() {
-            let mut seen = cell.0.lock();
-            let Some(end) = seen.wanted_end() else { continue };
-            backlog.left_bytes += end.bytes_since(seen.own_end.min(end));
-            // Of one that is new here nobody knows since when.
-            backlog.came_bytes += seen.counted_end.replace(end).map_or(0, |before| end.bytes_since(before.min(end)));
-        }
-        backlog
+        backlog_of(self.cells.lock().values().map(|cell| &**cell))
     }
 
     pub(super) fn copied(&self, bytes: u64) {
@@ -394,4 +396,42 @@ impl Board {
 
 fn unix_ms() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| u64::try_from(since.as_millis()).unwrap_or(u64::MAX))
+}
+
+fn backlog_of<'a>(cells: impl Iterator<Item = &'a Cell>) -> Backlog {
+    let mut backlog = Backlog { left_bytes: 0, came_bytes: 0 };
+    for cell in cells {
+        let mut seen = cell.0.lock();
+        let Some(end) = seen.wanted_end().filter(|_| !seen.stopped) else { continue };
+        backlog.left_bytes += end.bytes_since(seen.own_end.min(end));
+        // Of one that is new here nobody knows since when.
+        backlog.came_bytes += seen.counted_end.replace(end).map_or(0, |before| end.bytes_since(before.min(end)));
+    }
+    backlog
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::pull::{Log, Stop};
+
+    #[test]
+    fn what_is_not_copied_is_no_backlog() {
+        let at = |offset| Offset::new(offset).unwrap();
+        let cells = [Cell::new(false), Cell::new(false)];
+        let mut backlogs = Vec::new();
+        for end in [1000, 1010] {
+            for (cell, stops) in std::iter::zip(&cells, [false, true]) {
+                let mut pull = Pull::new(Log::Present { first: at(0), end: at(100) });
+                pull.on_listing(at(0), at(end));
+                if stops {
+                    pull.hold(Stop::Diverged { own_end: at(100), master_end: at(50) }, Some(at(end)));
+                }
+                cell.0.lock().take_over(&pull);
+            }
+            backlogs.push(backlog_of(cells.iter()));
+        }
+        let expected = [(900, 0), (910, 10)].map(|(left_bytes, came_bytes)| Backlog { left_bytes, came_bytes });
+        assert_eq!(backlogs, expected);
+    }
 }
