@@ -1,7 +1,7 @@
 use crate::secure;
 use metaq_broker::Node;
 use metaq_config::{BrokerConfig, Live};
-use tracing::{error, info};
+use tracing::{error, info, warn};
 
 /// Reads the configuration again: takes it over whole, or not at all (configuration, "8. Reload"). `true` when topics
 /// may have changed; the caller then publishes, the checksum last.
@@ -31,6 +31,15 @@ pub fn reload(live: &Live, node: &Node) -> bool {
     let grace = old.zookeeper.sync_time;
     live.replace(old.with_topics_of(new));
     node.reload(grace);
+    let cut_off = node.cut_off_since(&old);
+    if let Some(first) = cut_off.first() {
+        warn!(
+            partitions = cut_off.len(),
+            %first,
+            "reload: there are messages in partitions above numPartitions now: ZooKeeper no longer tells consumers of \
+             them; unless all is read, raise it again until it is"
+        );
+    }
     info!(differences = differences.len(), checksum = live.snapshot().checksum, "reload done");
     true
 }

@@ -19,7 +19,7 @@ use crate::transactions::Transactions;
 use crate::transport::{Buffers, Transport};
 use crate::view;
 use crate::watched::NodeView;
-use metaq_config::Live;
+use metaq_config::{BrokerConfig, Live};
 use metaq_link::driver::StatusSource;
 use metaq_link::lag::LogEnd;
 use metaq_link::replica_report::ReplicaLine;
@@ -264,6 +264,18 @@ impl Node {
         self.shared.topics.reload(config, grace);
         // Slaves that wait for a change of the partitions learn of this one.
         self.shared.store.bump_catalog();
+    }
+
+    /// Partitions with messages that clients were told of under `old` and no longer are, as `numPartitions` was lowered.
+    pub fn cut_off_since(&self, old: &BrokerConfig) -> Vec<PartitionId> {
+        let now = self.shared.config.snapshot();
+        let told = |config: &BrokerConfig, id: &PartitionId| {
+            config.topic(&id.topic).map(|topic| id.number < topic.num_partitions)
+        };
+        let holds = |log: &Partition| log.positions().kept < log.positions().written;
+        let partitions = self.shared.store.partitions().into_iter().filter(|log| holds(log));
+        let ids = partitions.map(|log| log.id().clone());
+        ids.filter(|id| told(old, id) == Some(true) && told(&now, id) == Some(false)).collect()
     }
 
     /// Stops accepting, lets every connection have the answers it is owed for at most `patience`, then closes them.

@@ -139,7 +139,11 @@ fn list_places(
                         place.insert(root.path.clone());
                     }
                     Entry::Occupied(place) => {
-                        let reason = format!("{} is served from {}", place.key(), place.get().display());
+                        let (id, served) = (place.key(), place.get().display());
+                        let reason = format!(
+                            "{id} is served from {served}; stop the broker, gather the files of {id} in one of the two \
+                             directories, and remove the other"
+                        );
                         tracing::warn!(directory = %entry.path().display(), reason, "not served");
                         report.failed.push((entry.path().display().to_string(), reason));
                     }

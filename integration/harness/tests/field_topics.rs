@@ -134,6 +134,28 @@ fn f56_a_partition_that_is_not_served_says_so() -> Result<()> {
     Ok(())
 }
 
+/// Fewer partitions: clients that ask ZooKeeper do not find what is in the others any more, and nothing else would say so.
+#[test]
+fn messages_above_a_lowered_number_of_partitions_are_told_of() -> Result<()> {
+    let mut site = Site::new()?;
+    site.topic("test", &[("numPartitions", "4")]);
+    let mut broker = site.start_master(&[])?;
+    let mut raw = Raw::connect(&broker.address)?;
+    for partition in [0, 2] {
+        raw.put("test", partition, b"x")?.stored()?;
+    }
+    let mut lower = |to: &str| -> Result<()> {
+        site.remove_topic("test").topic("test", &[("numPartitions", to)]).write_ini()?;
+        Ok(broker.signal(Signal::HUP)?)
+    };
+    lower("3")?;
+    lower("1")?;
+    let line = broker.wait_for_line("above numPartitions now")?;
+    assert!(line.contains("partitions=1") && line.contains("first=test-2"), "{line}");
+    assert_eq!(broker.log_text().matches("above numPartitions now").count(), 1);
+    Ok(())
+}
+
 /// F55: what an acknowledgement means is told of a topic that only a pattern admits, too, from its first message on.
 #[test]
 fn f55_the_level_of_a_topic_made_by_a_pattern_is_told() -> Result<()> {
