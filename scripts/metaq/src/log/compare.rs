@@ -137,8 +137,8 @@ pub(super) async fn with_broker(own: &mut LogBytes, client: &Client, id: &Partit
     }
     let number = i32::try_from(id.number)?;
     let topic = id.topic.as_str();
-    let Some(oldest) = client.offset(topic, GROUP, number, 0).await? else { return Ok(Against::absent()) };
-    let from = own.first().max(oldest.get());
+    let Some(mut oldest) = client.offset(topic, GROUP, number, 0).await? else { return Ok(Against::absent()) };
+    let mut from = own.first().max(oldest.get());
     let end = own.end();
     let mut block = vec![0; BLOCK_BYTES];
     let mut at = from;
@@ -155,8 +155,14 @@ pub(super) async fn with_broker(own: &mut LogBytes, client: &Client, id: &Partit
             // A gap that both have.
             GetAnswer::Moved(to) if to.get() > at && own.is_gap(at, to.get())? => at = to.get(),
             GetAnswer::Moved(to) if to.get() > at => {
-                let text = format!("differs at {at}: the broker has no whole message from there to {to}");
-                return Ok(Against::differs(at, text));
+                let before = oldest;
+                oldest = client.offset(topic, GROUP, number, 0).await?.unwrap_or(before);
+                if oldest.get() <= at {
+                    let text = format!("differs at {at}: the broker has no whole message from there to {to}");
+                    return Ok(Against::differs(at, text));
+                }
+                // Its retention took it meanwhile.
+                (from, at) = (oldest.get(), oldest.get());
             }
             GetAnswer::NotYet { .. } | GetAnswer::Moved(_) => break,
             GetAnswer::NoPartition => return Ok(Against::absent()),
@@ -187,4 +193,55 @@ fn with_bytes(own: &mut LogBytes, block: &mut [u8], at: u64, theirs: &[u8]) -> a
         done += count;
     }
     Ok(None)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use metaq_types::MessageId;
+    use metaq_wire::RecordHeader;
+    use std::fs;
+    use std::time::Duration;
+    use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
+    use tokio::net::TcpListener;
+
+    /// A broker with one partition, whose retention takes all before `trimmed` once it was asked where that begins.
+    async fn serve(listener: TcpListener, log: Vec<u8>, trimmed: usize) {
+        let (mut stream, _) = listener.accept().await.unwrap();
+        let (reading, mut writing) = stream.split();
+        let mut lines = BufReader::new(reading).lines();
+        let mut first = 0;
+        while let Some(line) = lines.next_line().await.unwrap() {
+            let words: Vec<&str> = line.split(' ').collect();
+            let (command, asked, opaque) = (words[0], words[4].parse::<usize>().unwrap(), words.last().unwrap());
+            let number = |code, number: usize| {
+                let body = number.to_string();
+                format!("result {code} {} {opaque}\r\n{body}", body.len()).into_bytes()
+            };
+            let answer = match command {
+                "offset" if asked > log.len() => number(200, log.len()),
+                "offset" => number(200, std::mem::replace(&mut first, trimmed)),
+                _ if asked < first => number(301, first),
+                _ => [format!("value {} {opaque}\r\n", log.len() - asked).as_bytes(), &log[asked..]].concat(),
+            };
+            writing.write_all(&answer).await.unwrap();
+        }
+    }
+
+    #[tokio::test]
+    async fn what_the_brokers_retention_takes_meanwhile_is_no_difference() {
+        let directory = tempfile::tempdir().unwrap();
+        let record = |id| [&RecordHeader::of(MessageId(id), 0, &[b'x'; 30]).encode()[..], &[b'x'; 30]].concat();
+        let log: Vec<u8> = (1..=3).flat_map(record).collect();
+        fs::write(directory.path().join("00000000000000000000.meta"), &log).unwrap();
+        let mut own = LogBytes::open(directory.path()).unwrap().unwrap();
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap().to_string();
+        let broker = tokio::spawn(serve(listener, log, 50));
+        let client = Client::connect(&address, Duration::from_secs(30)).await.unwrap();
+        let found = with_broker(&mut own, &client, &"t-0".parse().unwrap()).await.unwrap();
+        assert_eq!(found, Against::level(50, true, 150, 150));
+        drop(client);
+        broker.await.unwrap();
+    }
 }
