@@ -246,7 +246,7 @@ pub enum Holder {
     Stopped,
     /// No broker of ours has ever opened it, so that nothing tells whether one runs: a copy, or that of a Java broker.
     Unmarked,
-    /// The kernel does not tell.
+    /// The kernel does not tell: what processes of other containers have locked is left out of its list.
     Unknown,
 }
 
@@ -257,7 +257,15 @@ pub fn holder(root: &Path) -> Holder {
     let Ok(locks) = fs::read_to_string("/proc/locks") else { return Holder::Unknown };
     let noted = fs::read_to_string(&path).ok().and_then(|text| text.trim().parse().ok());
     let pid = locks.lines().find_map(|line| holds(line, &lock, noted));
-    pid.map_or(Holder::Stopped, |pid| Holder::Running { pid })
+    let namespace = fs::metadata("/proc/self/ns/pid").ok().map(|namespace| namespace.ino());
+    pid.map_or_else(|| unlocked(namespace), |pid| Holder::Running { pid })
+}
+
+/// What it means that nobody is seen to have the lock, by the inode of the PID namespace that looks.
+fn unlocked(namespace: Option<u64>) -> Holder {
+    // That of the machine itself, which sees all (PROC_PID_INIT_INO in linux/proc_ns.h).
+    const FIRST: u64 = 0xEFFF_FFFC;
+    if namespace == Some(FIRST) { Holder::Stopped } else { Holder::Unknown }
 }
 
 /// The process of a line of `/proc/locks`, such as `1: FLOCK  ADVISORY  WRITE 1234 fd:01:1311 0 EOF`, if it has this file
@@ -279,4 +287,16 @@ pub fn unreplayed(roots: &[PathBuf]) -> Result<BTreeMap<PartitionId, u64>, OpenE
     let Some(system) = roots.first() else { return Ok(BTreeMap::new()) };
     let paths: Vec<Arc<Path>> = roots.iter().map(|root| Arc::from(&**root)).collect();
     wal::lacking(&system.join(OURS).join("wal"), &paths)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_container_does_not_see_who_has_a_lock_elsewhere() {
+        assert_eq!(unlocked(Some(4_026_531_836)), Holder::Stopped);
+        assert_eq!(unlocked(Some(4_026_532_199)), Holder::Unknown);
+        assert_eq!(unlocked(None), Holder::Unknown);
+    }
 }

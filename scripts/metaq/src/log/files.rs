@@ -211,7 +211,10 @@ fn path_line(root: &Path) -> PathLine {
             let words = "no broker of ours has opened it; whether a Java broker runs on it is not known";
             (Broker::Unknown, None, words.to_owned())
         }
-        Holder::Unknown => (Broker::Unknown, None, "/proc/locks does not tell whether a broker runs on it".to_owned()),
+        Holder::Unknown => {
+            let words = "no broker is seen to run on it, and /proc/locks does not tell of those in other containers";
+            (Broker::Unknown, None, words.to_owned())
+        }
     };
     PathLine { path: root.to_owned(), broker, pid, words }
 }
