@@ -227,13 +227,16 @@ fn slave_reasons(link: &LinkStatus, bound: Duration, reasons: &mut Vec<Statement
 }
 
 fn lagging(link: &LinkStatus, bound: Duration) -> Option<Statement> {
-    let worst = link.worst().filter(|copy| u128::from(copy.behind_ms) > bound.as_millis())?;
+    // Of one that was never level nobody knows how old what it lacks is.
+    let late = link.late(bound)?;
     let left = link.time_left().map_or("not known".to_owned(), |left| format!("{:.0} s", left.as_secs_f64().ceil()));
+    let how = match late.never_level {
+        true => "has not been level since this slave was started".to_owned(),
+        false => format!("is {:.1} s behind (bound {:.1} s)", late.behind_ms as f64 / 1000.0, bound.as_secs_f64()),
+    };
     let detail = format!(
-        "{} is {:.1} s behind (bound {:.1} s); {} bytes are missing in all, {} come in a second, time left {left}",
-        worst.partition,
-        worst.behind_ms as f64 / 1000.0,
-        bound.as_secs_f64(),
+        "{} {how}; {} bytes are missing in all, {} come in a second, time left {left}",
+        late.partition,
         link.left_bytes(),
         link.bytes_per_second,
     );
@@ -280,6 +283,7 @@ mod tests {
             own_end: Offset::ZERO,
             master_end: Offset::new(1000),
             behind_ms: *behind_ms,
+            never_level: false,
             note: note.map(str::to_owned),
         };
         let link = LinkStatus {
@@ -360,6 +364,19 @@ mod tests {
         check(&slave(following(), &troubled), &["diverged", "gap"], &[]);
         let passing = [("a-0", 0, Some("waiting: disk full"))];
         check(&slave(following(), &passing), &[], &[]);
+    }
+
+    /// For its first half second an empty slave was ready.
+    #[test]
+    fn a_slave_that_was_never_level_is_not_ready_within_its_bound() {
+        let mut facts = slave(LinkState::Following { master: "m".into() }, &[("t-0", 1, None), ("t-1", 2, None)]);
+        check(&facts, &[], &[]);
+        if let Role::Slave { link, .. } = &mut facts.role {
+            link.partitions[0].never_level = true;
+        }
+        check(&facts, &["lagging"], &[]);
+        let detail = &judge(&facts).reasons[0].detail;
+        assert!(detail.starts_with("t-0 has not been level since this slave was started; 2000 bytes"), "{detail}");
     }
 
     #[test]

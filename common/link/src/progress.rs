@@ -52,6 +52,12 @@ impl LinkStatus {
         time_left(self.left_bytes(), self.bytes_per_second)
     }
 
+    /// The partition that is furthest behind `bound`, or that was never level.
+    pub fn late(&self, bound: Duration) -> Option<&PartitionStatus> {
+        let is_late = |copy: &&PartitionStatus| copy.never_level || u128::from(copy.behind_ms) > bound.as_millis();
+        self.partitions.iter().filter(is_late).max_by_key(|copy| (copy.behind_ms, copy.lag_bytes()))
+    }
+
     /// The partition that is furthest behind.
     pub fn worst(&self) -> Option<&PartitionStatus> {
         self.partitions.iter().max_by_key(|partition| (partition.behind_ms, partition.lag_bytes()))
@@ -66,6 +72,9 @@ pub struct PartitionStatus {
     pub master_end: Option<Offset>,
     /// The age of the oldest byte that is known to be missing.
     pub behind_ms: u64,
+    /// Something of it has been missing ever since the slave was started. Only the slave itself knows: false in what is
+    /// read from `stats replication`.
+    pub never_level: bool,
     /// Why it is not copied now, unless it is.
     pub note: Option<String>,
 }
@@ -104,7 +113,7 @@ pub fn write_stats(status: &LinkStatus) -> String {
              seconds_left {seconds_left} heard_age_ms {heard_age_ms}"
         ),
     );
-    for PartitionStatus { partition, own_end, master_end, behind_ms, note } in &status.partitions {
+    for PartitionStatus { partition, own_end, master_end, behind_ms, note, .. } in &status.partitions {
         let PartitionId { topic, number } = partition;
         let master_end = master_end.map_or(-1, Offset::wire);
         let note = note.as_deref().unwrap_or_default();
@@ -167,8 +176,15 @@ fn parse_copy(line: &str) -> Option<PartitionStatus> {
     let master_end = Offset::from_wire(words.next()?.parse().ok()?);
     let _ = words.next().filter(|word| *word == "behind_ms")?;
     let behind_ms = words.next()?.parse().ok()?;
-    let note = words.next().map(str::to_owned);
-    Some(PartitionStatus { partition: PartitionId { topic, number }, own_end, master_end, behind_ms, note })
+    let (never_level, note) = (false, words.next().map(str::to_owned));
+    Some(PartitionStatus {
+        partition: PartitionId { topic, number },
+        own_end,
+        master_end,
+        behind_ms,
+        never_level,
+        note,
+    })
 }
 
 #[cfg(test)]
@@ -183,6 +199,7 @@ mod tests {
             own_end: at(10),
             master_end,
             behind_ms: 70,
+            never_level: false,
             note: note.map(str::to_owned),
         };
         let mut status = LinkStatus {

@@ -236,6 +236,7 @@ mod tests {
             own_end: at(own_end),
             master_end: Some(at(master_end)),
             behind_ms: 0,
+            never_level: false,
             note: note.map(str::to_owned),
         };
         let (heard_unix_ms, heard_age_ms, partitions) = (900, None, vec![copy]);

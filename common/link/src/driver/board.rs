@@ -118,10 +118,11 @@ impl Seen {
     }
 
     fn behind(&self) -> Duration {
-        match self.wanted_end() {
-            Some(end) if end > self.own_end => self.clock.behind(self.since, Instant::now()),
-            _ => Duration::ZERO,
-        }
+        if self.lacks() { self.clock.behind(self.since, Instant::now()) } else { Duration::ZERO }
+    }
+
+    fn lacks(&self) -> bool {
+        self.wanted_end().is_some_and(|end| end > self.own_end)
     }
 
     fn status(&self, partition: &PartitionId) -> PartitionStatus {
@@ -130,6 +131,7 @@ impl Seen {
             own_end: self.own_end,
             master_end: self.wanted_end(),
             behind_ms: u64::try_from(self.behind().as_millis()).unwrap_or(u64::MAX),
+            never_level: self.lacks() && !self.clock.is_known(),
             note: if self.is_gone { Some(GONE.to_owned()) } else { self.note.clone() },
         }
     }
@@ -307,8 +309,7 @@ impl Board {
     /// Whether this slave has lacked something of the partition for longer than `bound`, or ever since it began.
     pub(super) fn is_late(&self, cell: &Cell, bound: Duration) -> bool {
         let seen = cell.0.lock();
-        let lacks = seen.wanted_end().is_some_and(|end| end > seen.own_end);
-        lacks && (!seen.clock.is_known() || seen.behind() > bound)
+        seen.lacks() && (!seen.clock.is_known() || seen.behind() > bound)
     }
 
     /// What is missing in all, and what came in the master's partitions since this was last asked.
