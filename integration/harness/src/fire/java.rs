@@ -26,6 +26,9 @@ const ROOT: &str = "/meta";
 /// of 1, the connection is closed".
 const ONE_TOO_MANY: &str = "超过设定值1";
 
+/// What each consumer logs when it begins to follow a change of the brokers.
+const CHANGE: &str = "Stopping fetch runners";
+
 /// Lines that wait to be read; with more the process waits.
 const LINES_MAX: usize = 1_000_000;
 
@@ -195,14 +198,8 @@ impl JavaConsumers {
         format!("fire-{}", self.groups)
     }
 
-    /// Whether the last thing the client did with its connections was to close one that was one too many. Whenever a slave
-    /// comes or goes it closes its connection to the master and opens it again at once; when the old one is not gone by
-    /// then, it takes the new one for a second, closes that, too, and is left with none until the brokers change again.
-    /// Nothing that a broker does or leaves undone is to be seen in that.
     fn has_closed_its_connection(&self) -> bool {
-        let log = fs::read_to_string(&self.log).unwrap_or_default();
-        let last = log.lines().rfind(|line| line.contains(" Connected to ") || line.contains(ONE_TOO_MANY));
-        last.is_some_and(|line| line.contains(ONE_TOO_MANY))
+        closed_at_the_last_change(&fs::read_to_string(&self.log).unwrap_or_default())
     }
 
     /// What each thread of the client does: who is stuck waits somewhere.
@@ -219,6 +216,15 @@ impl JavaConsumers {
         let lines: Vec<&str> = log.lines().collect();
         lines[lines.len().saturating_sub(60)..].join("\n")
     }
+}
+
+/// Whether a consumer has closed its connection as one too many when the brokers changed last, by the client's log.
+/// Whenever a slave comes or goes it closes its connection to the master and opens it again at once; when the old one is
+/// not gone by then, it takes the new one for a second, closes that, too, and is left with none until the brokers change
+/// again, though it may log that it is connected. Nothing that a broker does or leaves undone is to be seen in that.
+fn closed_at_the_last_change(log: &str) -> bool {
+    let change = log.rmatch_indices(CHANGE).take(CONSUMERS).last();
+    change.is_some_and(|(at, _)| log[at..].contains(ONE_TOO_MANY))
 }
 
 impl Drop for JavaConsumers {
@@ -371,5 +377,22 @@ mod tests {
         finding(&[got(4, 250)], "ghost");
         finding(&[got(1, 100).replace(" 77 ", " 77 1")], "corrupt");
         assert!(after(&[got(4, 400)]).beyond_loss);
+    }
+
+    #[test]
+    fn a_connection_that_the_client_closed_is_told_by_its_log() {
+        let change = "Stopping fetch runners,maybe master or slave changed\nClosed meta://h:1\n";
+        let (connected, closed) = ("Connected to meta://h:1\n", "连接数(/h:1)超过设定值1，连接将被关闭\n");
+        let log = |parts: &[&str]| parts.concat();
+        assert!(!closed_at_the_last_change(""));
+        assert!(!closed_at_the_last_change(&log(&[change, change, connected, connected])));
+        assert!(closed_at_the_last_change(&log(&[change, change, connected, connected, closed])));
+        assert!(closed_at_the_last_change(&log(&[change, change, connected, closed, connected])), "logged late");
+        assert!(
+            closed_at_the_last_change(&log(&[change, closed, connected, change, connected])),
+            "the other was later"
+        );
+        let healed = log(&[change, change, closed, connected, change, change, connected, connected]);
+        assert!(!closed_at_the_last_change(&healed));
     }
 }
