@@ -3,12 +3,13 @@
 use anyhow::{Context, Result};
 use metaq_config::BrokerConfig;
 use metaq_harness::ports::free_address;
-use metaq_harness::process::{Broker, Site, wait_until};
+use metaq_harness::process::{Broker, Site, binary_path, wait_until};
 use metaq_harness::raw::Raw;
 use metaq_harness::zookeeper::ZooKeeper;
 use metaq_registry::{Cluster, Role, lookup};
 use metaq_types::BrokerId;
 use rustix::process::Signal;
+use std::process::Command;
 
 struct Registered {
     zookeeper: ZooKeeper,
@@ -54,6 +55,22 @@ impl Registered {
                 .then_some(())
         })
     }
+}
+
+/// A root that is written wrong looks like a cluster where nothing is wrong.
+#[test]
+fn a_root_without_brokers_is_no_answer() -> Result<()> {
+    let zookeeper = ZooKeeper::start()?;
+    for words in [["topic", "list"], ["replica", "status"], ["txn", "list"]] {
+        let metaq = Command::new(binary_path("metaq")?)
+            .args(["--zk", &zookeeper.connect(), "--root", "/mata"])
+            .args(words)
+            .output()?;
+        let text = String::from_utf8(metaq.stderr)?;
+        assert_eq!(metaq.status.code(), Some(1), "{words:?}: {text}");
+        assert!(text.contains(&zookeeper.connect()) && text.contains("below /mata"), "{text}");
+    }
+    Ok(())
 }
 
 /// F38: killed and started again within its session's time: the old node is its own and is replaced at once.

@@ -203,6 +203,12 @@ fn the_most_advanced_slave_comes_first() -> Result<()> {
     // But for what was on its way to it when it froze.
     assert!(rows[1]["lag_bytes"].as_u64().is_some_and(|bytes| bytes > 4000), "{rows}");
     assert!(rows[0]["last_error"].is_string(), "{rows}");
+    // Only a master knows of transactions: without one it is not told that there are none.
+    wait_until("the transactions to be unknown", || {
+        let told = metaq(&a, &["txn", "list"]).ok();
+        assert!(told.as_ref().is_none_or(|(code, _)| *code == 1), "{told:?}");
+        Ok(told)
+    })?;
     Ok(())
 }
 

@@ -103,6 +103,18 @@ impl Source {
             Source::Broker(address) => alone(address).await,
         }
     }
+
+    /// The same for whoever asks the brokers: none at all is what a root that is written wrong looks like.
+    pub(crate) async fn look_at_brokers(&self) -> anyhow::Result<Cluster> {
+        let cluster = self.look().await?;
+        match self {
+            Source::Registry(ZooKeeper { connect, root, .. }) if cluster.brokers.is_empty() => bail!(
+                "no broker is registered in the ZooKeeper at {connect} below {root}: start one, or correct --zk and --root \
+                 (zk.zkConnect and zk.zkRoot)"
+            ),
+            _ => Ok(cluster),
+        }
+    }
 }
 
 /// A cluster of the one broker that was named.

@@ -38,7 +38,7 @@ struct Settings {
 }
 
 pub(crate) async fn describe(source: &Source, topic: &str, format: Format) -> anyhow::Result<()> {
-    let found = source.look().await?;
+    let found = source.look_at_brokers().await?;
     let mut rows = Vec::new();
     for (id, broker) in &found.brokers {
         let Some(master) = &broker.master else { continue };

@@ -54,7 +54,7 @@ struct Told {
 }
 
 pub(crate) async fn status(source: &Source, args: &StatusArgs, format: Format) -> anyhow::Result<()> {
-    let found = source.look().await?;
+    let found = source.look_at_brokers().await?;
     let mut all = Vec::new();
     for (id, broker) in &found.brokers {
         all.push(ask(*id, broker).await);

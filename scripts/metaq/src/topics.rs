@@ -33,7 +33,7 @@ struct Held {
 }
 
 pub(crate) async fn list(source: &Source, format: Format) -> anyhow::Result<()> {
-    let found = source.look().await?;
+    let found = source.look_at_brokers().await?;
     let mut rows = Vec::new();
     for (id, broker) in &found.brokers {
         let address = broker.master.as_ref().or_else(|| broker.slaves.values().next());

@@ -1,6 +1,6 @@
 //! `metaq txn`: look at transactions, and decide about a prepared branch whose coordinator will not come back.
 
-use anyhow::{Context as _, bail};
+use anyhow::{Context as _, bail, ensure};
 use clap::{Args, Subcommand};
 use metaq_types::{BrokerId, Opaque};
 use metaq_wire::{Text, Transaction, TransactionKey, TransactionKind};
@@ -53,8 +53,9 @@ pub(crate) async fn run(source: &Source, command: TxnCommand, format: Format) ->
 }
 
 async fn list(source: &Source, format: Format) -> anyhow::Result<()> {
-    let rows: Vec<Row> = look(source).await?.into_iter().map(|(row, _)| row).collect();
-    if rows.is_empty() && format == Format::Table {
+    let Found { rows, unknown } = look(source).await?;
+    let rows: Vec<Row> = rows.into_iter().map(|(row, _)| row).collect();
+    if unknown.is_empty() && rows.is_empty() && format == Format::Table {
         return show::print("no transaction is open or prepared");
     }
     let columns = [
@@ -75,20 +76,34 @@ async fn list(source: &Source, format: Format) -> anyhow::Result<()> {
             row.bytes.to_string(),
         ]
     })?;
+    ensure!(
+        unknown.is_empty(),
+        "{} has no master now: what is open or prepared there is not known until one reigns",
+        unknown.join(", ")
+    );
     Ok(())
 }
 
-/// The transactions of all masters, each with its master's address.
-async fn look(source: &Source) -> anyhow::Result<Vec<(Row, String)>> {
-    let mut rows = Vec::new();
-    for (id, broker) in &source.look().await?.brokers {
-        let Some(master) = &broker.master else { continue };
+struct Found {
+    /// The transactions of all masters, each with its master's address.
+    rows: Vec<(Row, String)>,
+    /// Brokers without a master, which alone knows.
+    unknown: Vec<String>,
+}
+
+async fn look(source: &Source) -> anyhow::Result<Found> {
+    let (mut rows, mut unknown) = (Vec::new(), Vec::new());
+    for (id, broker) in &source.look_at_brokers().await?.brokers {
+        let Some(master) = &broker.master else {
+            unknown.push(format!("broker {id}"));
+            continue;
+        };
         let client = cluster::connect(master).await?;
         let text = client.stats("transactions").await.with_context(|| format!("asking {master}"))?;
         let text = String::from_utf8_lossy(&text);
         rows.extend(text.lines().filter_map(|line| parse(*id, line)).map(|row| (row, master.clone())));
     }
-    Ok(rows)
+    Ok(Found { rows, unknown })
 }
 
 /// `state S age_seconds N messages N bytes N key K`
@@ -111,6 +126,7 @@ async fn decide(source: &Source, decision: &Decision, kind: TransactionKind) -> 
     let key = TransactionKey::parse(&Text::from(decision.key.as_str()))?.context("null is no transaction")?;
     let (row, master) = look(source)
         .await?
+        .rows
         .into_iter()
         .find(|(row, _)| row.key == key.to_string())
         .with_context(|| format!("no broker knows {key}; 'metaq txn list' shows those that are known"))?;
