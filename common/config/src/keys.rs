@@ -267,7 +267,7 @@ keys! {
         .means("longest time the slave may be behind its master, and longest wait of one of its gets");
     SLAVE_CATCH_UP_BYTES_PER_SECOND =
         Key::slave("slaveCatchUpBytesPerSecond", within(0, DISK_BYTES_MAX), Default("0")).unit("bytes")
-        .means("what a slave that is further behind than slaveMaxDelayInMills fetches in a second; 0: all it can, and a quarter of the time while producers send");
+        .means("what a slave that is further behind than slaveMaxDelayInMills fetches in a second; 0: all it can, and an eighth of the time while producers send");
     AUTO_SYNC_MASTER_CONFIG = Key::slave("autoSyncMasterConfig", Kind::Bool, Default("false"))
         .means("take over the topic sections of the master's server.ini when they change");
 }

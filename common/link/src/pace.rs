@@ -13,9 +13,9 @@ const FAR_BYTES: u64 = 32 * 1024 * 1024;
 /// Producers that send less have nothing to be slowed down.
 const SENDING_BYTES_PER_SECOND: f64 = 64.0 * 1024.0;
 
-/// Of the time that copying takes while producers send. Puts that meet a copy take up to 1.4 times as long on two
-/// processors and one disk for all, so that a quarter costs them less than a tenth.
-const SHARE_MIN: f64 = 0.25;
+/// Of the time that copying takes while producers send. A quarter was measured to cost 16 of them 12 (TCP) and 20 (QUIC) of
+/// 100 puts, where master, slave and producers share two processors and a disk (`metaq-load replica --parts slowdown`).
+const SHARE_MIN: f64 = 0.125;
 
 /// How often it is looked whether producers send, and, while they do, whether the share is right.
 const LOOK_INTERVAL: Duration = Duration::from_millis(100);
@@ -178,15 +178,15 @@ mod tests {
     }
 
     #[test]
-    fn while_producers_send_a_quarter_of_the_time_is_taken() {
+    fn while_producers_send_an_eighth_of_the_time_is_taken() {
         for partitions in [1, 4, 64] {
-            let Copy { copied, longest_pause, .. } = copy(partitions, 20e9, 20e6, 10);
+            let Copy { copied, longest_pause, .. } = copy(partitions, 20e9, 10e6, 10);
             assert!(copied[0] <= 160_000_000, "a moment until it is known, and a burst: {partitions}: {copied:?}");
             assert!(
-                copied[1..].iter().all(|bytes| (55_000_000..=65_000_000).contains(bytes)),
+                copied[1..].iter().all(|bytes| (27_000_000..=33_000_000).contains(bytes)),
                 "{partitions}: {copied:?}"
             );
-            assert!(longest_pause <= Duration::from_secs(2), "{partitions}: {longest_pause:?}");
+            assert!(longest_pause <= Duration::from_secs(3), "{partitions}: {longest_pause:?}");
         }
         let Copy { copied, .. } = copy(1, 20e9, 1000.0, 10);
         assert!(copied.iter().all(|bytes| *bytes > 240_000_000), "hardly anything is sent: {copied:?}");

@@ -89,7 +89,8 @@ pub(super) async fn run(follow: Follow) {
         let before = pull.position();
         let pause = follow.take(step, fetched.room, &mut pull, &mut log, &mut ahead).await;
         follow.board.update(&follow.cell, &pull, false);
-        let pause = pause.or_else(|| follow.pace(pull.position().bytes_since(before), asked.elapsed()));
+        let left = pull.master_end().map_or(0, |end| end.bytes_since(pull.position().min(end)));
+        let pause = pause.or_else(|| follow.pace(pull.position().bytes_since(before), left, asked.elapsed()));
         if let Some(pause) = pause {
             follow.pause(pause).await;
         }
@@ -243,9 +244,11 @@ impl Follow {
         }
     }
 
-    /// Counts bytes that came and took so long; how long to leave room for others, where this slave is far behind.
-    fn pace(&self, bytes: u64, took: Duration) -> Option<Duration> {
-        if bytes == 0 || !self.board.is_late(&self.cell, self.options.delay_max) {
+    /// Counts bytes that came and took so long; how long to leave room for others, where this slave is far behind. Who has
+    /// one get `left` is there with it, and a quorum may wait for that.
+    fn pace(&self, bytes: u64, left: u64, took: Duration) -> Option<Duration> {
+        let is_far = self.options.catch_up_bytes_per_second > 0 || left >= u64::from(FETCH_BYTES);
+        if bytes == 0 || !is_far || !self.board.is_late(&self.cell, self.options.delay_max) {
             self.budget.look(|| self.board.backlog());
             return None;
         }
