@@ -320,8 +320,8 @@ impl Keeper {
 
     /// Whether all stands as we remember; false when that is worth a look at each node.
     ///
-    /// One question instead of one a node, most of the time: does the session hold exactly what we remember, and is our own node what
-    /// we wrote?
+    /// One question instead of one a node, most of the time: does the session hold exactly what we remember, and is our
+    /// own node what we wrote?
     async fn verify(&mut self, client: &Client) -> bool {
         self.ticks_unread += 1;
         if self.ticks_unread >= RELOOK_TICKS {

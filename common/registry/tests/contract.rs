@@ -370,8 +370,12 @@ async fn a_reign_goes_on_in_an_ensemble_that_forgot_it(mut server: Server) {
     // What a person wrote there is not overwritten, and when it is deleted ours comes back.
     observer.set_data("/meta/fences/0", b"garbage", None).await.unwrap();
     timeout(PATIENCE, async {
-        while matches!(*lease.borrow_and_update(), Lease::Until(until) if until > std::time::Instant::now()) {
-            tokio::time::sleep(Duration::from_millis(20)).await;
+        let ends = || match *lease.borrow() {
+            Lease::Until(until) if until > std::time::Instant::now() => Some(until),
+            _ => None,
+        };
+        while let Some(end) = ends() {
+            tokio::time::sleep_until(end.into()).await;
         }
     })
     .await

@@ -68,8 +68,8 @@ impl Lineage {
 
     /// Begins another reign, whose `starts` name every partition the node holds, and where it would let a removed one go
     /// on: one of the past that they do not name is not there (a slave took over the past and had not come to copy it) and
-    /// so ends at 0. Of the starts only those are
-    /// kept that are news. The oldest reigns are forgotten beyond [`REIGNS_MAX`].
+    /// so ends at 0. Of the starts only those are kept that are news. The oldest reigns are forgotten beyond
+    /// [`REIGNS_MAX`].
     pub fn begin(&mut self, mut reign: Reign) {
         assert!(reign.epoch > self.epoch(), "epochs grow");
         for partition in self.0.iter().flat_map(|past| past.starts.keys()) {
