@@ -38,7 +38,7 @@ usage: metaServer.sh COMMAND
   status              whether it runs and answers (exit code 0; what it is not ready for is said), runs without
                       answering (1) or is stopped ($EX_STOPPED)
   slave-status        how far the slaves are behind
-  stats [-item X]     the broker's statistics; X: topics, offsets, realtime, config, transactions, durability, quorum,
+  stats [[-item] X]   the broker's statistics; X: topics, offsets, realtime, config, transactions, durability, quorum,
                       transport, replicas (on a master), replication (on a slave), help, reset or a topic
   help                this text
 files: $config, $log, $pid_file
@@ -329,11 +329,12 @@ slave_status() {
 stats() {
     local item=
     has_config
+    [ "${1:-}" != -item ] || shift
     case ${1:-} in
-    "") ;;
-    -item) item=${2:-} ;;
-    *) die $EX_USAGE "unknown argument '$1': stats [-item X]" ;;
+    -*) die $EX_USAGE "unknown argument '$1': stats [[-item] X]" ;;
+    *) item=${1:-} ;;
     esac
+    [ $# -le 1 ] || die $EX_USAGE "one item at a time, and not '$2' as well: stats [[-item] X]"
     ask "stats $item" || die $EX_UNAVAILABLE "no broker answers on port $(ini serverPort 8123)"
 }
 
@@ -353,8 +354,14 @@ reload) reload ;;
 status) status ;;
 slave-status) slave_status ;;
 stats) stats "$@" ;;
-open-partitions | close-partitions | move-partitions | delete-partitions | query)
-    die $EX_USAGE "'$command' is not available yet" ;;
+open-partitions | close-partitions)
+    die $EX_USAGE "'$command' is not available yet: set acceptPublish=false or acceptSubscribe=false for the whole topic in $config, or take it out again, then 'reload'" ;;
+move-partitions | delete-partitions)
+    die $EX_USAGE "'$command' is not available: stop the broker and move or remove the directories below dataPath; docs/runbooks/README.md says in which order a topic goes" ;;
+query) die $EX_USAGE "'query' is not available: 'metaq group list' and 'metaq group describe GROUP' show the stored offsets" ;;
 help | -h | --help) usage ;;
-*) usage >&2; exit 1 ;;
+"") usage >&2; exit 1 ;;
+*)
+    usage >&2
+    die 1 "unknown command '$command': one of the above" ;;
 esac

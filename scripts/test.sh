@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs every test on a Debian machine that has Rust. What else the steps need is installed, when it is missing.
+# Runs every test on a machine with Debian 12 and Rust. What else the steps need is installed, when it is missing.
 #   scripts/test.sh [STEP...]      in the order given; default: all
 # Steps:
 #   build       the release binaries that the steps from scripts on use: name it first after a change
@@ -44,9 +44,9 @@ need() {
 # needs STEP: what one step uses
 needs() {
     case $1 in
-    build | sim) need gcc cc ;;
+    build | sim) needs_linker ;;
     rust)
-        need gcc cc
+        needs_linker
         needs_java
         # Fault rounds: network namespaces, cuts, slow disks.
         need iproute2 /usr/sbin/ip
@@ -60,6 +60,12 @@ needs() {
         need mariadb-server-core /usr/sbin/mariadbd
         need mariadb-client-core /usr/bin/my_print_defaults ;;
     esac
+}
+
+# What rustc links with, and the headers for the C code of crates: gcc only recommends them.
+needs_linker() {
+    need gcc cc
+    need libc6-dev /usr/include/stdlib.h
 }
 
 # The Java client, and a real ZooKeeper.

@@ -65,6 +65,9 @@ run 0 "Broker is running.*master, port $port" status
 holds 'a broker that is ready has nothing to add' bash -c "! '$base/scripts/metaServer.sh' status | grep -i ready"
 run 1 'Broker is running' start
 run 0 '^item topics' stats -item topics
+run 0 '^item topics' stats topics
+run 64 "unknown argument '-itme'" stats -itme topics
+run 64 "one item at a time, and not 'offsets'" stats topics offsets
 run 0 'Broker is stopped' stop
 holds 'the pid file is gone after stop' test ! -e "$base/logs/.run.pid"
 run 69 'no broker answers' stats
@@ -127,6 +130,9 @@ run 0 stopped stop
 run 0 '--slave-id 3' start slave
 run 0 'running.*slave' status
 run 64 'unknown type' restart salve
+run 1 "unknown command 'strat'" strat
+run 64 'acceptPublish=false' close-partitions -topic x
+run 64 'runbooks/README.md' delete-partitions
 run 0 'running.*slave' status
 run 0 'metaq-slave.*--slave-id 3' restart slave
 run 0 'running' restart
