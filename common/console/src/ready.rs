@@ -290,6 +290,7 @@ mod tests {
             state,
             heard_unix_ms: 0,
             heard_age_ms: None,
+            unheard_ms: None,
             copied_bytes: 0,
             bytes_per_second: 500,
             partitions: copies.iter().map(copy).collect(),

@@ -14,6 +14,7 @@ mod board;
 mod budget;
 mod compare;
 mod follow;
+mod hearing;
 mod heir;
 mod join;
 mod lane;

@@ -34,6 +34,10 @@ pub struct LinkStatus {
     /// How long ago that was, as the slave itself counts it: others have other clocks. `None` for never, or if a slave of
     /// an earlier version does not tell.
     pub heard_age_ms: Option<u64>,
+    /// For how long before their link ended, and after it until somebody was last met at its address, the master may have
+    /// acknowledged what this slave did not hear of; 0 where the link ended as it does with a master that ends. `None`
+    /// if a slave of an earlier version does not tell, or has never heard a master.
+    pub unheard_ms: Option<u64>,
     /// Bytes of the master's logs stored here since the link was started.
     pub copied_bytes: u64,
     /// The same in a second, lately.
@@ -105,12 +109,13 @@ pub fn write_stats(status: &LinkStatus) -> String {
     let seconds_left = status.time_left().map_or("-".to_owned(), |left| left.as_secs_f64().ceil().to_string());
     let LinkStatus { copied_bytes, bytes_per_second, .. } = status;
     let left_bytes = status.left_bytes();
-    let heard_age_ms = status.heard_age_ms.map_or("-".to_owned(), |age| age.to_string());
+    let [heard_age_ms, unheard_ms] =
+        [status.heard_age_ms, status.unheard_ms].map(|ms| ms.map_or("-".to_owned(), |ms| ms.to_string()));
     line(
         &mut text,
         &format!(
             "progress copied_bytes {copied_bytes} left_bytes {left_bytes} bytes_per_second {bytes_per_second} \
-             seconds_left {seconds_left} heard_age_ms {heard_age_ms}"
+             seconds_left {seconds_left} heard_age_ms {heard_age_ms} unheard_ms {unheard_ms}"
         ),
     );
     for PartitionStatus { partition, own_end, master_end, behind_ms, note, .. } in &status.partitions {
@@ -138,9 +143,9 @@ pub fn parse_stats(text: &str) -> Option<LinkStatus> {
     let state = text.lines().find_map(|line| parse_link(line.strip_prefix("link ")?));
     let (state, heard_unix_ms) = state?;
     let progress = text.lines().find_map(|line| parse_progress(line.strip_prefix("progress ")?));
-    let (copied_bytes, bytes_per_second, heard_age_ms) = progress.unwrap_or_default();
+    let (copied_bytes, bytes_per_second, [heard_age_ms, unheard_ms]) = progress.unwrap_or_default();
     let partitions = text.lines().filter_map(|line| parse_copy(line.strip_prefix("copy ")?)).collect();
-    Some(LinkStatus { state, heard_unix_ms, heard_age_ms, copied_bytes, bytes_per_second, partitions })
+    Some(LinkStatus { state, heard_unix_ms, heard_age_ms, unheard_ms, copied_bytes, bytes_per_second, partitions })
 }
 
 fn parse_link(line: &str) -> Option<(LinkState, u64)> {
@@ -158,12 +163,12 @@ fn parse_link(line: &str) -> Option<(LinkState, u64)> {
     Some((state, heard_unix_ms))
 }
 
-/// Bytes copied, and in a second, and the age of the last answer; the rest follows from the partitions.
-fn parse_progress(line: &str) -> Option<(u64, u64, Option<u64>)> {
+/// Bytes copied, and in a second, and the two times of the master's silence; the rest follows from the partitions.
+fn parse_progress(line: &str) -> Option<(u64, u64, [Option<u64>; 2])> {
     let mut words = line.split(' ');
     let mut after = |name: &str| words.by_ref().skip_while(|word| *word != name).nth(1);
     let (copied, rate) = (after("copied_bytes")?.parse().ok()?, after("bytes_per_second")?.parse().ok()?);
-    Some((copied, rate, after("heard_age_ms").and_then(|age| age.parse().ok())))
+    Some((copied, rate, ["heard_age_ms", "unheard_ms"].map(|name| after(name).and_then(|ms| ms.parse().ok()))))
 }
 
 fn parse_copy(line: &str) -> Option<PartitionStatus> {
@@ -206,6 +211,7 @@ mod tests {
             state: LinkState::Lost { master: "meta://h:1".into(), reason: "no answer in time".into() },
             heard_unix_ms: 17,
             heard_age_ms: Some(40),
+            unheard_ms: Some(6),
             copied_bytes: 500,
             bytes_per_second: 8,
             partitions: vec![copy("a-b-0", Some(at(30)), None), copy("c-1", None, Some("gap: it is gone"))],
@@ -214,16 +220,17 @@ mod tests {
         assert_eq!(
             text,
             "link lost meta://h:1 heard_unix_ms 17 no answer in time\r\n\
-             progress copied_bytes 500 left_bytes 20 bytes_per_second 8 seconds_left 3 heard_age_ms 40\r\n\
+             progress copied_bytes 500 left_bytes 20 bytes_per_second 8 seconds_left 3 heard_age_ms 40 unheard_ms 6\r\n\
              copy a-b 0 own_end 10 master_end 30 behind_ms 70\r\n\
              copy c 1 own_end 10 master_end -1 behind_ms 70 gap: it is gone\r\n"
         );
         assert_eq!(parse_stats(&format!("STATS\r\n{text}END\r\n")).as_ref(), Some(&status));
         assert_eq!(status.partitions[0].lag_bytes(), 20);
         assert_eq!(status.partitions.iter().map(PartitionStatus::trouble).collect::<Vec<_>>(), [None, Some("gap")]);
-        let of_before = text.replace(" heard_age_ms 40", "");
-        assert_eq!(parse_stats(&of_before), Some(LinkStatus { heard_age_ms: None, ..status.clone() }));
-        (status.state, status.heard_age_ms) = (LinkState::NoMaster, None);
+        let of_before = text.replace(" heard_age_ms 40 unheard_ms 6", "");
+        let told = LinkStatus { heard_age_ms: None, unheard_ms: None, ..status.clone() };
+        assert_eq!(parse_stats(&of_before), Some(told));
+        (status.state, status.heard_age_ms, status.unheard_ms) = (LinkState::NoMaster, None, None);
         assert_eq!(parse_stats(&write_stats(&status)), Some(status));
         assert_eq!(parse_stats("STATS\r\nreplication\r\nresultCode 1\r\nEND\r\n"), None);
     }
@@ -232,9 +239,10 @@ mod tests {
     fn a_text_from_elsewhere_stays_on_its_line() {
         let state = LinkState::Lost { master: "m".into(), reason: "a\r\ncopy x 0".into() };
         let (copied_bytes, bytes_per_second, partitions) = (0, 0, Vec::new());
-        let (heard_unix_ms, heard_age_ms) = (0, None);
-        let text =
-            write_stats(&LinkStatus { state, heard_unix_ms, heard_age_ms, copied_bytes, bytes_per_second, partitions });
+        let (heard_unix_ms, heard_age_ms, unheard_ms) = (0, None, None);
+        let status =
+            LinkStatus { state, heard_unix_ms, heard_age_ms, unheard_ms, copied_bytes, bytes_per_second, partitions };
+        let text = write_stats(&status);
         assert_eq!(text.lines().count(), 2);
     }
 }

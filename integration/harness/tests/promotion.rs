@@ -3,7 +3,7 @@
 
 use anyhow::{Context, Result};
 use metaq_harness::original::register;
-use metaq_harness::pair::{assert_same, wait_level};
+use metaq_harness::pair::{assert_same, start_slave, wait_level};
 use metaq_harness::process::{Broker, Site, binary_path, wait_until};
 use metaq_harness::raw::{Raw, Stored};
 use metaq_harness::zookeeper::ZooKeeper;
@@ -111,6 +111,47 @@ fn f05_the_dry_run_says_what_the_promotion_finds() -> Result<()> {
         assert!(log.contains(&format!("{bytes} bytes at risk")), "{log}");
     }
     assert!(log.contains(&format!("{lost_bytes} bytes known to be on the master are not here")), "{log}");
+    Ok(())
+}
+
+/// F05: a slave that was frozen, or not there, while its master went on knows of nothing that it lacks. It is not level.
+#[test]
+fn f05_a_slave_that_did_not_listen_is_not_safe() -> Result<()> {
+    let (a, b) = (site(None)?, site(None)?);
+    let master = a.start_master(&[])?;
+    let slave = start_slave(&b, 0, &master)?;
+    put_many(&master, 20)?;
+    wait_level(&master, &slave, "test", 2)?;
+    slave.signal(Signal::STOP)?;
+    put_many(&master, 20)?;
+    let mut observer = Raw::connect(&master.address)?;
+    wait_until("the master to miss the slave for longer than a poll takes", || {
+        let behind = observer.ask("stats replicas")?.text();
+        let ms = behind.lines().filter_map(|line| line.split_once("behind_ms ")?.1.split(' ').next()?.parse().ok());
+        Ok(ms.max().is_some_and(|ms: u64| ms > 3000).then_some(()))
+    })?;
+    let ends = [observer.end("test", 0)?, observer.end("test", 1)?];
+    let address = master.address.clone();
+    master.kill()?;
+    slave.signal(Signal::CONT)?;
+    let why = |slave: &Broker| -> Result<(i32, String)> {
+        wait_until("the slave to miss its master", || {
+            let lost = Raw::connect(&slave.address)?.ask("stats replication")?.text().contains("link lost");
+            Ok(lost.then_some(()))
+        })?;
+        let (code, report) = dry_run_at(&b, slave)?;
+        Ok((code, report["reasons"].to_string()))
+    };
+    let (code, reasons) = why(&slave)?;
+    assert!(
+        code == 10 && reasons.contains("did not hear its master for"),
+        "{code} {reasons}; {address} ended at {ends:?}"
+    );
+    // Neither does its start tell it anything.
+    assert!(slave.stop()?.success());
+    let again = b.start_slave(&["--slave-id", "0", "--master", &address])?;
+    let (code, reasons) = why(&again)?;
+    assert!(code == 10 && reasons.contains("did not hear its master for"), "{code} {reasons}");
     Ok(())
 }
 

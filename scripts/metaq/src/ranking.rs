@@ -239,8 +239,15 @@ mod tests {
             never_level: false,
             note: note.map(str::to_owned),
         };
-        let (heard_unix_ms, heard_age_ms, partitions) = (900, None, vec![copy]);
-        let link = LinkStatus { state, heard_unix_ms, heard_age_ms, copied_bytes: 0, bytes_per_second: 0, partitions };
+        let link = LinkStatus {
+            state,
+            heard_unix_ms: 900,
+            heard_age_ms: None,
+            unheard_ms: None,
+            copied_bytes: 0,
+            bytes_per_second: 0,
+            partitions: vec![copy],
+        };
         Said { epoch: Some(epoch), link: Some(link), ..Said::default() }
     }
 

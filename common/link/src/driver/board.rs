@@ -10,6 +10,7 @@ use parking_lot::Mutex;
 use tokio::sync::{Notify, watch};
 
 use super::LinkOptions;
+use super::hearing::Hearing;
 use crate::lag::{LagClock, LogEnd};
 use crate::members::{self, KnownMember};
 use crate::pace::Backlog;
@@ -31,6 +32,7 @@ pub(super) struct Board {
     heard_unix_ms: AtomicU64,
     /// In this run.
     heard_at: Mutex<Option<Instant>>,
+    hearing: Mutex<Hearing>,
     cells: Mutex<BTreeMap<PartitionId, Arc<Cell>>>,
     /// Something in the record other than a time has changed since it was last written.
     changed: AtomicBool,
@@ -166,6 +168,7 @@ impl Board {
             state: Mutex::new(LinkState::NoMaster),
             heard_unix_ms: AtomicU64::new(before.heard_unix_ms),
             heard_at: Mutex::new(None),
+            hearing: Mutex::default(),
             cells: Mutex::default(),
             changed: AtomicBool::new(false),
             copied_bytes: AtomicU64::new(0),
@@ -263,7 +266,8 @@ impl Board {
         }
     }
 
-    pub(super) fn following(&self, uri: &str) {
+    pub(super) fn following(&self, uri: &str, over_quic: bool) {
+        self.hearing.lock().begin(over_quic, Instant::now());
         *self.state.lock() = LinkState::Following { master: uri.to_owned() };
         self.changed.store(true, Ordering::Relaxed);
     }
@@ -277,9 +281,22 @@ impl Board {
         }
     }
 
-    pub(super) fn heard(&self) {
-        self.heard_unix_ms.store(unix_ms(), Ordering::Relaxed);
-        *self.heard_at.lock() = Some(Instant::now());
+    /// The connection of a followed master has ended.
+    pub(super) fn ended(&self) {
+        self.hearing.lock().end(Instant::now());
+    }
+
+    /// Somebody took a connection at the master's address, and this slave does not follow.
+    pub(super) fn met(&self) {
+        self.hearing.lock().meet(Instant::now());
+    }
+
+    /// The master has answered what was asked at `asked`.
+    pub(super) fn heard(&self, asked: Instant) {
+        let told = self.hearing.lock().hear(asked, Instant::now());
+        let age_ms = u64::try_from(told.elapsed().as_millis()).unwrap_or(u64::MAX);
+        self.heard_unix_ms.store(unix_ms().saturating_sub(age_ms), Ordering::Relaxed);
+        *self.heard_at.lock() = Some(told);
     }
 
     /// Takes over what the machine of a partition knows; `heard` when it follows from an answer of the master.
@@ -341,6 +358,14 @@ impl Board {
         in_this_run.or_else(|| before.map(|heard| unix_ms().saturating_sub(heard)))
     }
 
+    /// Behind a master that was not followed in this run everything since it was last heard.
+    fn unheard_ms(&self) -> Option<u64> {
+        let in_this_run = self.hearing.lock().unheard(Instant::now());
+        in_this_run
+            .map(|unheard| u64::try_from(unheard.as_millis()).unwrap_or(u64::MAX))
+            .or_else(|| self.heard_age_ms())
+    }
+
     pub(super) fn is_following(&self) -> bool {
         matches!(&*self.state.lock(), LinkState::Following { .. })
     }
@@ -359,6 +384,7 @@ impl Board {
             state: self.state.lock().clone(),
             heard_unix_ms: self.heard_unix_ms.load(Ordering::Relaxed),
             heard_age_ms: self.heard_age_ms(),
+            unheard_ms: self.unheard_ms(),
             copied_bytes: self.copied_bytes.load(Ordering::Relaxed),
             bytes_per_second: self.rate.lock().bytes_per_second(),
             partitions: self.cells.lock().iter().map(status_of).collect(),

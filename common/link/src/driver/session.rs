@@ -68,12 +68,13 @@ pub(super) async fn run(
         Ok(session) => session,
         Err(reason) => return SessionEnd::failed(reason),
     };
-    board.following(uri);
+    board.following(uri, session.way.streams.is_some());
     info!(master = uri, transport = session.way.name(), partitions = session.followed.len(), "following the master");
     let (reason, moved) = tokio::select! {
         reason = session.serve() => (session.way.why(reason), false),
         reason = moved_away(master, uri, cancel) => (reason, true),
     };
+    board.ended();
     session.close().await;
     SessionEnd { reason, connected: true, moved }
 }
@@ -124,7 +125,11 @@ struct Session {
 impl Session {
     async fn open(options: &Arc<LinkOptions>, board: &Arc<Board>, uri: &str) -> Result<Session, String> {
         let way = Way::open(&options.transport, uri).await?;
-        Session::begin(options, board, way.clone()).await.map_err(|reason| way.why(reason))
+        let begun = Session::begin(options, board, way.clone()).await;
+        begun.map_err(|reason| {
+            board.met();
+            way.why(reason)
+        })
     }
 
     async fn begin(options: &Arc<LinkOptions>, board: &Arc<Board>, way: Way) -> Result<Session, String> {
@@ -208,8 +213,9 @@ impl Session {
             roll: Some(self.board.saved_roll()),
             ..introduction(&self.options.store, Role::Slave)
         };
+        let asked = Instant::now();
         let answer = in_time(self.way.client.version(Some(&greeting)), wait).await?;
-        self.board.heard();
+        self.board.heard(asked.into_std());
         let Some(theirs) = Greeting::parse(&answer) else {
             // A master without greetings answers at once.
             if let Some(wait) = wait {
@@ -252,7 +258,7 @@ impl Session {
     async fn list(&mut self) -> Result<Vec<Listed>, String> {
         self.listed_at = Instant::now();
         let text = in_time(self.way.client.stats("offsets"), None).await?;
-        self.board.heard();
+        self.board.heard(self.listed_at.into_std());
         Ok(listing::parse(&String::from_utf8_lossy(&text)))
     }
 

@@ -41,6 +41,8 @@ pub(super) struct Running {
     pub(super) address: String,
     /// `None`: it is a master.
     pub(super) link: Option<LinkState>,
+    /// Until their link ended the master may have acknowledged for that long what the slave did not hear of.
+    pub(super) unheard: Option<Duration>,
 }
 
 pub(super) struct Replica {
@@ -52,6 +54,8 @@ pub(super) struct Replica {
     pub(super) quorum: u32,
     /// Why something of that may be missing here.
     pub(super) doubts: Vec<String>,
+    /// A message may have been acknowledged without its quorum (`ackQuorumDowngrade`).
+    pub(super) downgrades: bool,
 }
 
 pub(super) enum Registry {
@@ -77,8 +81,9 @@ pub(super) async fn gather(place: &Place) -> anyhow::Result<Facts> {
         None => (None, ends_of_files(&files)?, record),
         Some(node) => {
             let record = node.link.as_ref().map_or(record.clone(), |link| Some(freshened(record, link)));
+            let unheard = node.link.as_ref().and_then(|link| link.unheard_ms).map(Duration::from_millis);
             let link = node.link.map(|link| link.state);
-            (Some(Running { address: node.address, link }), node.ends, record)
+            (Some(Running { address: node.address, link, unheard }), node.ends, record)
         }
     };
     let node = files.node_id.as_deref().unwrap_or_default();
@@ -89,6 +94,7 @@ pub(super) async fn gather(place: &Place) -> anyhow::Result<Facts> {
             measurement: measure(&record, &ends, unix_ms()),
             master_answers: answers(&record.master).await,
             quorum: record.quorum,
+            downgrades: config.topics.values().any(|topic| topic.ack.downgrade),
             doubts: quorum::ask(&config, &record, node, &files.lineage, &ends).await,
         }),
     };

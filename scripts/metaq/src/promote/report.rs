@@ -4,6 +4,8 @@ use metaq_types::Offset;
 use metaq_types::limits::{MESSAGE_BYTES_MAX, RECORD_HEADER_BYTES};
 use serde::Serialize;
 
+use std::time::Duration;
+
 use super::Consent;
 use super::gather::{Facts, Registry, Replica, Running};
 
@@ -108,6 +110,9 @@ impl Messages {
     }
 }
 
+/// ZooKeeper ends sessions a little after their time.
+const REGISTRATION_SLACK: Duration = Duration::from_secs(2);
+
 /// What stands against the promotion, by its weight.
 #[derive(Default)]
 struct Against {
@@ -178,11 +183,14 @@ fn weigh_registry(facts: &Facts, claim: Claim, consent: Consent, against: &mut A
                 Some(address) if *master_answers && is_own(address).is_none() => against.refusals.push(alive(address)),
                 // It is the master itself, which is refused already.
                 Some(address) if is_own(address).is_some_and(|running| running.link.is_none()) => {}
-                Some(address) => against.waits.push(format!(
+                Some(address) => {
+                    weigh_registration(facts, address, against);
+                    against.waits.push(format!(
                     "the end of the session of {address}, which is registered and does not answer: at most {:.0} s after \
                      it died (zk.zkSessionTimeoutMs)",
                     facts.session.as_secs_f64()
-                )),
+                ))
+                }
                 None => {}
             }
             let unregistered = facts.replica.as_ref().filter(|r| r.master_answers && standing.registered.is_none());
@@ -204,13 +212,28 @@ fn weigh_registry(facts: &Facts, claim: Claim, consent: Consent, against: &mut A
     }
 }
 
+/// A dead master is forgotten when its session ends. One that is not was alive after this slave last heard it.
+fn weigh_registration(facts: &Facts, address: &str, against: &mut Against) {
+    let replica = facts.replica.as_ref().filter(|replica| replica.measurement.master == address);
+    let Some(silence) = replica.and_then(|replica| replica.measurement.silence) else { return };
+    if silence > facts.session + REGISTRATION_SLACK {
+        against.losses.push(format!(
+            "{address} is registered, and this slave last heard it {:.1} s ago, which is longer than the session of a dead \
+             one lasts (zk.zkSessionTimeoutMs, {:.0} s): it went on without this slave, and what it acknowledged then is \
+             not here; stop it in order first",
+            silence.as_secs_f64(),
+            facts.session.as_secs_f64()
+        ));
+    }
+}
+
 fn alive(master: &str) -> String {
     format!("the master {master} answers: stop it in order first, then nothing it acknowledged is lost")
 }
 
 fn weigh_process(running: Option<&Running>, against: &mut Against) {
     match running {
-        Some(Running { address, link: None }) => {
+        Some(Running { address, link: None, .. }) => {
             against.refusals.push(format!("{address} serves this data as a master already"));
         }
         Some(Running { address, .. }) => against.waits.insert(0, format!("the stop of the slave at {address}")),
@@ -272,7 +295,19 @@ fn weigh_knowledge(facts: &Facts, against: &mut Against) {
              known",
             silence.as_secs_f64()
         )),
-        (Some(_), Some(_)) => {}
+        (Some(_), Some(running)) => weigh_hearing(running.unheard, replica, against),
+    }
+}
+
+/// A slave knows what it lacks if it listened until the link ended. Under a quorum the others know, if it was kept to.
+fn weigh_hearing(unheard: Option<Duration>, replica: &Replica, against: &mut Against) {
+    let others_know = replica.quorum > 1 && !replica.downgrades;
+    if let Some(unheard) = unheard.filter(|unheard| !unheard.is_zero() && !others_know) {
+        against.losses.push(format!(
+            "this slave did not hear its master for {:.1} s, and not since: what the master acknowledged then is not \
+             known. If it was down all that time nothing is missing; else compare with its files (metaq log verify)",
+            unheard.as_secs_f64()
+        ));
     }
 }
 
@@ -320,4 +355,73 @@ fn partition_lines(facts: &Facts) -> Vec<PartitionLine> {
         }
     };
     known.map(line).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use metaq_link::promotion::{Measurement, Record, measure};
+    use metaq_registry::fence::Standing;
+    use std::collections::BTreeMap;
+
+    const MASTER: &str = "meta://a:1";
+
+    /// A slave that runs, is level by what it knows, and heard its master that many seconds ago.
+    fn level(silence: u64, unheard_ms: u64, registered: bool, quorum: u32) -> Facts {
+        let record = Record { master: MASTER.into(), heard_unix_ms: 1000, ..Record::default() };
+        let measurement: Measurement = measure(&record, &BTreeMap::new(), 1000 + silence * 1000);
+        let link = LinkState::Lost { master: MASTER.into(), reason: "it has ended".into() };
+        let unheard = Some(Duration::from_millis(unheard_ms));
+        let standing = Standing { fence: None, registered: registered.then(|| MASTER.to_owned()) };
+        Facts {
+            config: "server.ini".into(),
+            broker_id: metaq_types::BrokerId::new(0).unwrap(),
+            data_path: "data".into(),
+            node: Some("b".into()),
+            lineage: "epoch 1 node a began 0\n".parse().unwrap(),
+            gaps: Vec::new(),
+            record_bytes: BTreeMap::new(),
+            running: Some(Running { address: "b:2".into(), link: Some(link), unheard }),
+            replica: Some(Replica {
+                slave_id: 0,
+                measurement,
+                master_answers: false,
+                quorum,
+                doubts: Vec::new(),
+                downgrades: false,
+            }),
+            registry: Registry::Told { standing, master_answers: false },
+            session: Duration::from_secs(6),
+        }
+    }
+
+    #[track_caller]
+    fn check(facts: Facts, code: u8, words: &[&str]) {
+        let report = judge(&facts, Consent::default());
+        let found = words.iter().zip(&report.reasons).all(|(words, reason)| reason.contains(words));
+        assert!(report.exit_code == code && report.reasons.len() == words.len() && found, "{report:?}");
+    }
+
+    #[test]
+    fn a_slave_that_listened_to_the_end_is_safe_however_long_ago_that_was() {
+        check(level(5, 0, true, 1), 0, &[]);
+        check(level(900, 0, false, 1), 0, &[]);
+    }
+
+    #[test]
+    fn a_slave_that_did_not_listen_is_not() {
+        check(level(5, 4000, true, 1), 10, &["did not hear its master for 4.0 s"]);
+        // Under a quorum the other members tell, who are asked.
+        check(level(5, 4000, true, 2), 0, &[]);
+        let downgrades = |mut facts: Facts| {
+            facts.replica.as_mut().unwrap().downgrades = true;
+            facts
+        };
+        check(downgrades(level(5, 4000, true, 2)), 10, &["did not hear its master for 4.0 s"]);
+    }
+
+    #[test]
+    fn a_master_that_is_registered_for_longer_than_a_dead_one_lives() {
+        check(level(9, 0, true, 1), 10, &["meta://a:1 is registered, and this slave last heard it 9.0 s ago"]);
+    }
 }
