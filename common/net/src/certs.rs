@@ -4,7 +4,7 @@ use crate::x509::{Facts, cluster_id, facts};
 use arc_swap::ArcSwap;
 use rustls::RootCertStore;
 use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, PrivateKeyDer, UnixTime};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
 use rustls::server::WebPkiClientVerifier;
 use rustls::sign::CertifiedKey;
 use std::path::{Path, PathBuf};
@@ -233,6 +233,11 @@ fn unusable(path: &Path, reason: String) -> CertError {
 
 fn shown(path: &Path) -> String {
     path.display().to_string()
+}
+
+/// Whether somebody who connects can look for `host` in a certificate: a name, maybe with `*.` in front, or an address.
+pub fn is_host(host: &str) -> bool {
+    ServerName::try_from(host.strip_prefix("*.").unwrap_or(host)).is_ok()
 }
 
 /// The wall clock, in seconds.

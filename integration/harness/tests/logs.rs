@@ -330,19 +330,30 @@ fn a_wrong_place_says_which_is_right() -> Result<()> {
     let (scratch, directory) = copied()?;
     let (data, here) = (scratch.path().display().to_string(), directory.display().to_string());
     let first = segment(&directory, 0).display().to_string();
-    let cases: [(&[&str], &str); 6] = [
+    let empty = tempfile::tempdir()?;
+    let nothing = empty.path().display().to_string();
+    let two = tempfile::tempdir()?;
+    for name in ["test-0", "test-1", "other-0"] {
+        fs::create_dir(two.path().join(name))?;
+    }
+    let several = two.path().display().to_string();
+    let cases: [(&[&str], &str); 10] = [
         (&["verify", "--data-path", &here], "--topic test --partition 0"),
         (&["verify", "--data-path", "/nowhere"], "/nowhere is no directory"),
         (&["verify", "--data-path", &data, "--topic", "orders"], "no partition of the topic 'orders'"),
         (&["verify", "--data-path", &data, "--against", &data], "name the other one"),
         (&["verify", "--config", "nowhere.ini"], "--data-path DIR"),
+        (&["verify", "--data-path", &data, "--against", &nothing], "no partition in"),
         (&["dump", &here], "is a directory"),
+        (&["dump", "--data-path", &several], "--partition N: there is other-0, test-0, test-1"),
+        (&["dump", "--data-path", &several, "--topic", "test"], "--partition N: there is test-0, test-1"),
+        (&["dump", "--config", "nowhere.ini"], "--data-path DIR"),
     ];
     for (words, part) in cases {
         let ran = metaq(&[&["log"], words].concat())?;
         assert!(ran.code == Some(1) && ran.said.contains(part), "{words:?}: {}", ran.said);
     }
-    assert_eq!(metaq(&["log", "dump"])?.code, Some(64), "a partition or a file is needed");
+    assert_eq!(metaq(&["log", "dump", "--data-path", &data])?.code, Some(0), "the only one there");
     assert_eq!(metaq(&["log", "dump", &first, "--raw"])?.code, Some(0));
     Ok(())
 }

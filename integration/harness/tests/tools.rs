@@ -1,6 +1,7 @@
 //! What the tools print: all of it or an error, nothing when nobody reads, and what `metaq group` tells of consumers.
 
 use anyhow::{Context, Result, ensure};
+use metaq_harness::pair::{slave_site, start_slave};
 use metaq_harness::ports::free_address;
 use metaq_harness::process::{Broker, Site, binary_path, wait_until};
 use metaq_harness::raw::Raw;
@@ -148,6 +149,25 @@ fn no_command_panics_or_is_silent_about_what_could_not_be_printed() -> Result<()
         check_output("metaq", |_| words(&format!("{command} --help")))?;
     }
     check_output("metaq", |_| words("--version"))?;
+    Ok(())
+}
+
+#[test]
+fn who_asks_too_little_or_the_wrong_node_is_told_what_to_do() -> Result<()> {
+    let promote = run("metaq", &words("promote"), Stdio::null())?;
+    assert_eq!(promote.code, Some(64), "{promote:?}");
+    for part in ["--dry-run", "metaServer.sh restart", "without --slave-id"] {
+        assert!(promote.said.contains(part), "{promote:?}");
+    }
+    let master_site = slave_site(|_| {})?;
+    let master = master_site.start_master(&[])?;
+    let slave_site = slave_site(|_| {})?;
+    let slave = start_slave(&slave_site, 0, &master)?;
+    for command in ["list".to_owned(), format!("commit {BRANCH}")] {
+        let asked = run("metaq", &words(&format!("txn {command} --broker {}", slave.address)), Stdio::null())?;
+        let told = format!("{} is a slave", slave.address);
+        assert!(asked.code == Some(1) && asked.said.contains(&told), "{command}: {asked:?}");
+    }
     Ok(())
 }
 

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, bail};
 use clap::{Args, Subcommand};
-use metaq_net::certs::{now_unix, read_certificates, verify};
+use metaq_net::certs::{is_host, now_unix, read_certificates, verify};
 use metaq_net::{Facts, cluster_id, facts};
 use rcgen::{
     BasicConstraints, CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
@@ -111,6 +111,12 @@ fn issue(args: &IssueArgs, format: Format) -> anyhow::Result<()> {
     check_name("--name", &args.name)?;
     if args.name == "ca" {
         bail!("'ca' is the name of the authority's own files; choose another --name");
+    }
+    if let Some(host) = args.hosts.iter().find(|host| !is_host(host)) {
+        bail!(
+            "--host {host:?}: write a name as in node-a.example.org or an address as in 10.0.0.1 or fd00::1, without \
+             brackets, scheme or port; give --host again for each"
+        );
     }
     let (ca_file, ca_key_file) = (args.dir.join(CA_CERTIFICATE), args.dir.join(CA_KEY));
     let ca_pem = std::fs::read_to_string(&ca_file)
@@ -304,6 +310,25 @@ mod tests {
         }
         assert!(issue_in(dir.path(), "ca", 10).is_err());
         assert!(issue_in(dir.path(), "../n", 10).is_err());
+    }
+
+    #[test]
+    fn hosts_that_nobody_can_ask_for_are_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        init_in(dir.path()).unwrap();
+        let issue_for = |host: &str| {
+            let (out, name) = (Some(dir.path().join("out")), "n".to_owned());
+            issue(
+                &IssueArgs { dir: dir.path().to_owned(), out, hosts: vec![host.to_owned()], name, days: 1 },
+                Format::Json,
+            )
+        };
+        for host in ["", "a b", "https://a", "a:8123", "[::1]", "10.0.0.1/8", "10.0.0.1,10.0.0.2", "a..b"] {
+            let error = issue_for(host).unwrap_err().to_string();
+            assert!(error.contains(&format!("--host {host:?}")) && error.contains("fd00::1"), "{error}");
+        }
+        assert!(!dir.path().join("out").exists());
+        issue_for("*.example.org").unwrap();
     }
 
     #[test]

@@ -95,6 +95,11 @@ async fn look(source: &Source) -> anyhow::Result<Found> {
     let (mut rows, mut unknown) = (Vec::new(), Vec::new());
     for (id, broker) in &source.look_at_brokers().await?.brokers {
         let Some(master) = &broker.master else {
+            if let Source::Broker(address) = source {
+                bail!(
+                    "{address} is a slave, and only a master tells of transactions: name that, or leave --broker out"
+                );
+            }
             unknown.push(format!("broker {id}"));
             continue;
         };

@@ -26,8 +26,8 @@ const DAMAGE_SHOWN_BYTES: u64 = 64;
                         FILE may be a segment, or what was set aside beside one: SEGMENT.meta.torn-N, .diverged-N, \
                         .unreplayed-N.")]
 pub(crate) struct DumpArgs {
-    /// One file, instead of those of a partition
-    #[arg(value_name = "FILE", conflicts_with_all = ["data_path", "topic"], required_unless_present = "partition")]
+    /// One file, instead of those of a partition (--topic and --partition)
+    #[arg(value_name = "FILE", conflicts_with_all = ["data_path", "topic"])]
     file: Option<PathBuf>,
 
     #[command(flatten)]
@@ -150,8 +150,12 @@ fn is_broken_pipe(error: &anyhow::Error) -> bool {
 
 fn segments(place: &Place, args: &DumpArgs) -> anyhow::Result<Vec<Source>> {
     let site = args.files.find(place)?;
-    if let [_, second, ..] = &site.partitions[..] {
-        bail!("{} is in two data paths: name one with --data-path DIR", second.id);
+    if let [first, second, ..] = &site.partitions[..] {
+        if first.id == second.id {
+            bail!("{} is in two data paths: name one with --data-path DIR", second.id);
+        }
+        let there: Vec<String> = site.partitions.iter().map(|found| found.id.to_string()).collect();
+        bail!("name a FILE, or one partition with --topic NAME --partition N: there is {}", some(&there));
     }
     let directory = &site.partitions[0].directory;
     let files = partition_files(directory).with_context(|| format!("cannot read {}", directory.display()))?;

@@ -140,6 +140,9 @@ fn other_path(path: &Path, site: &Site) -> anyhow::Result<Other> {
     for roots in with_journal(path) {
         other.look_into(&roots)?;
     }
+    if other.partitions.is_empty() && !path.join(".metaq").exists() {
+        bail!("there is no partition in {}: name a data path, with TOPIC-PARTITION directories in it", path.display());
+    }
     let broker = other.paths[0].broker;
     let partitions = other.partitions.into_iter().map(|found| (found.id, found.directory)).collect();
     Ok(Other::Path { partitions, broker })
