@@ -89,7 +89,7 @@ pub(crate) async fn take_fence(
     let lineage = store.lineage()?;
     let mut said = String::new();
     loop {
-        let decide = |standing: Standing| decide(standing, &lineage, store.node_id(), uri, consent);
+        let decide = |standing: Standing| decide(standing, &lineage, store.node_id(), uri, (consent, gate));
         match claim(&config.zookeeper, config.system.broker_id, decide).await {
             Ok(fence) => return Ok(fence),
             Err(ClaimError::Refused(error)) => return Err(error),
@@ -110,8 +110,19 @@ pub(crate) async fn take_fence(
     }
 }
 
-async fn decide(standing: Standing, own: &Lineage, node: &str, uri: &str, consent: Consent) -> Result<Fence> {
-    let living = match standing.registered.as_ref().filter(|holder| *holder != uri) {
+async fn decide(
+    standing: Standing,
+    own: &Lineage,
+    node: &str,
+    uri: &str,
+    (consent, gate): (Consent, &Gate),
+) -> Result<Fence> {
+    let registered = standing.registered.as_ref().filter(|holder| *holder != uri);
+    if let Some(holder) = registered {
+        // One that is frozen takes the connection and does not answer, for which is waited.
+        gate.say(&format!("the master is starting, and asks whether {holder}, which is registered, lives; try again"));
+    }
+    let living = match registered {
         Some(holder) if assembly::is_alive(holder).await => Some(holder),
         _ => None,
     };
@@ -230,6 +241,7 @@ pub(crate) fn follow_lease(node: &Node, lease: &Lease, said: &mut bool) {
     let gate: &Gate = node.gate();
     match lease {
         Lease::None => {}
+        Lease::Awaits(holder) => gate.say(&awaits(holder)),
         Lease::Until(until) => {
             gate.open(Some(*until));
             if !std::mem::replace(said, true) {
@@ -241,6 +253,14 @@ pub(crate) fn follow_lease(node: &Node, lease: &Lease, said: &mut bool) {
             gate.replace(Successor { epoch, node, uri });
         }
     }
+}
+
+/// For producers, until the session of `holder` has ended.
+pub(crate) fn awaits(holder: &str) -> String {
+    format!(
+        "the master is starting: {holder} still has a session in ZooKeeper as the master, and may acknowledge messages until \
+         that ends (zk.zkSessionTimeoutMs after it died or froze); try again"
+    )
 }
 
 pub(crate) fn unix_ms() -> u64 {

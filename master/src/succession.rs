@@ -5,7 +5,7 @@
 //! when the old master can acknowledge nothing any more, which until then it may have gone on doing with those slaves
 //! that still reached it.
 
-use crate::reign::Consent;
+use crate::reign::{self, Consent};
 use anyhow::{Result, bail};
 use metaq_broker::{Node, rules_for};
 use metaq_config::BrokerConfig;
@@ -51,7 +51,8 @@ pub(crate) async fn settle_again(
     (node, fence): (&Node, &Fence),
 ) -> Result<()> {
     let Some(record) = record_of(config) else { return Ok(()) };
-    wait_for_vacancy(&config.zookeeper, config.system.broker_id, fence).await;
+    let awaits = |holder: &str| node.gate().say(&reign::awaits(holder));
+    wait_for_vacancy(&config.zookeeper, config.system.broker_id, fence, awaits).await;
     gather(config, store, transport, consent, record, |made| node.hold_back(made)).await
 }
 

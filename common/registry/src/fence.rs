@@ -7,7 +7,7 @@
 //! is no moment at which both may acknowledge.
 
 use crate::paths::Paths;
-use crate::zookeeper::{connect, path_missing};
+use crate::zookeeper::{advice, connect, path_missing};
 use metaq_config::ZooKeeper;
 use metaq_types::{BrokerId, Epoch};
 use serde::{Deserialize, Serialize};
@@ -54,6 +54,8 @@ impl Fence {
 pub enum Lease {
     /// Not confirmed yet.
     None,
+    /// Not confirmed, as another still has a session as the master: its address.
+    Awaits(String),
     /// Nobody else can reign before this.
     Until(Instant),
     /// Another reign has begun; ours is over for good.
@@ -63,8 +65,8 @@ pub enum Lease {
 /// Why the fence was not taken.
 #[derive(Debug, thiserror::Error)]
 pub enum ClaimError<R> {
-    #[error("zookeeper at {connect}: {error}")]
-    ZooKeeper { connect: String, error: Error },
+    #[error("zookeeper at {connect}: {error}{advice}")]
+    ZooKeeper { connect: String, error: Error, advice: String },
     /// The path of the ensemble that `zk.zkConnect` names is not there.
     #[error("{text}")]
     NoPath { text: String },
@@ -106,7 +108,7 @@ pub async fn claim<R, F>(
 where
     F: Future<Output = Result<Fence, R>>,
 {
-    let failed = |error| ClaimError::ZooKeeper { connect: zk.connect.clone(), error };
+    let failed = |error| ClaimError::ZooKeeper { connect: zk.connect.clone(), advice: advice(&error, &zk.root), error };
     let client = connect(zk).await.map_err(failed)?;
     let paths = Paths::new(&zk.root);
     let path = paths.fence(id);
@@ -141,7 +143,7 @@ where
 
 /// The fence as it stands, for whoever only wants to know.
 pub async fn look(zk: &ZooKeeper, id: BrokerId) -> Result<Standing, ClaimError<std::convert::Infallible>> {
-    let failed = |error| ClaimError::ZooKeeper { connect: zk.connect.clone(), error };
+    let failed = |error| ClaimError::ZooKeeper { connect: zk.connect.clone(), advice: advice(&error, &zk.root), error };
     let client = connect(zk).await.map_err(failed)?;
     let paths = Paths::new(&zk.root);
     let fence = read(&client, &paths.fence(id)).await.map_err(failed)?.and_then(|(data, _)| Fence::parse(&data));
@@ -179,8 +181,8 @@ pub(crate) async fn write(
 
 /// Returns when nobody who reigned before `ours`, which is the fence, can acknowledge anything any more: no lease is given
 /// against our fence, and the seat of whoever had one is free. Also returns when the fence is not ours any more; the seat
-/// will say so. Waits for ZooKeeper for ever. May be cancelled.
-pub async fn wait_for_vacancy(zk: &ZooKeeper, id: BrokerId, ours: &Fence) {
+/// will say so. `awaits` is told of whoever is waited for. Waits for ZooKeeper for ever. May be cancelled.
+pub async fn wait_for_vacancy(zk: &ZooKeeper, id: BrokerId, ours: &Fence, awaits: impl Fn(&str)) {
     let (paths, mut said) = (Paths::new(&zk.root), false);
     loop {
         if let Ok(client) = connect(zk).await {
@@ -188,6 +190,7 @@ pub async fn wait_for_vacancy(zk: &ZooKeeper, id: BrokerId, ours: &Fence) {
                 let Some(holder) = holder else { return };
                 if !std::mem::replace(&mut said, true) {
                     warn!("{holder} still has a session as the master; waiting for it to end");
+                    awaits(&holder);
                 }
                 sleep(SEAT_PAUSE).await;
             }

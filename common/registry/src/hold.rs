@@ -1,7 +1,7 @@
 //! A master's seat and its lease, for as long as a session lives.
 
 use crate::fence::{self, Fence, Lease, Renewal, Seat};
-use crate::zookeeper::{Reminder, Shared, path_missing};
+use crate::zookeeper::{Reminder, Shared, advice, path_missing};
 use metaq_types::BrokerId;
 use tokio::time::{Instant, sleep};
 use tracing::warn;
@@ -22,6 +22,7 @@ pub(crate) async fn hold(shared: &Shared, client: &Client) {
             Ok(Seat::Taken { by }) => {
                 // It may be our successor's, and then there is nothing to wait for.
                 holding.look(false).await;
+                holding.awaits(&by);
                 let text = format!("{by} still has a session as the master");
                 holding.say(&text, "waiting for it to end before the first message is acknowledged");
                 sleep(fence::SEAT_PAUSE).await;
@@ -29,6 +30,11 @@ pub(crate) async fn hold(shared: &Shared, client: &Client) {
             // The seat is below the fence, which is gone.
             Err(Error::NoNode) => {
                 holding.look(false).await;
+                sleep(fence::SEAT_PAUSE).await;
+            }
+            Err(error @ Error::NoAuth) => {
+                let text = format!("{}: {error}{}", shared.paths.seat(id), advice(&error, &shared.zk.root));
+                holding.say(&text, "nothing is acknowledged until then");
                 sleep(fence::SEAT_PAUSE).await;
             }
             // Before the first lease `keep` waits for it, and sees nothing of this.
@@ -89,6 +95,21 @@ impl Holding<'_> {
         }
         let epoch = self.ours.epoch;
         warn!(%epoch, has_lease, "zookeeper had forgotten this reign, as one does that was wiped: the fence is there again");
+    }
+
+    /// For producers, who are refused meanwhile. A lease that was given runs out by itself.
+    fn awaits(&self, by: &str) {
+        self.shared.lease.send_if_modified(|lease| {
+            let is_news = match lease {
+                Lease::None => true,
+                Lease::Awaits(known) => known != by,
+                Lease::Until(_) | Lease::Replaced(_) => false,
+            };
+            if is_news {
+                *lease = Lease::Awaits(by.to_owned());
+            }
+            is_news
+        });
     }
 
     fn say(&mut self, text: &str, consequence: &str) {

@@ -1,7 +1,7 @@
 //! What the registry says about the whole cluster, read once; for the operator's tool.
 
 use crate::paths::{self, Paths, Role, Tree};
-use crate::zookeeper::connect;
+use crate::zookeeper::{advice, connect};
 use metaq_config::ZooKeeper;
 use metaq_types::{BrokerId, SlaveId};
 use std::collections::BTreeMap;
@@ -40,10 +40,12 @@ pub struct ClusterTopic {
 pub enum LookupError {
     #[error("zk.zkEnable is false: there is no registry to look into")]
     Disabled,
-    #[error("no zookeeper answers at {connect}: {error}; check zk.zkConnect")]
+    #[error(
+        "no zookeeper answers at {connect}: {error}; check zk.zkConnect, or ask a broker itself (--broker HOST:PORT)"
+    )]
     Connect { connect: String, error: Error },
-    #[error("zookeeper at {connect}: {error}")]
-    Read { connect: String, error: Error },
+    #[error("zookeeper at {connect}: {error}{advice}")]
+    Read { connect: String, error: Error, advice: String },
     #[error("zookeeper at {connect} did not tell all within {} s", LOOKUP_MAX.as_secs())]
     Timeout { connect: String },
 }
@@ -64,7 +66,11 @@ pub(crate) async fn open(zk: &ZooKeeper) -> Result<Client, LookupError> {
 
 pub(crate) async fn in_time<T>(zk: &ZooKeeper, read: impl Future<Output = Result<T, Error>>) -> Result<T, LookupError> {
     match tokio::time::timeout(LOOKUP_MAX, read).await {
-        Ok(read) => read.map_err(|error| LookupError::Read { connect: zk.connect.clone(), error }),
+        Ok(read) => read.map_err(|error| LookupError::Read {
+            connect: zk.connect.clone(),
+            advice: advice(&error, &zk.root),
+            error,
+        }),
         Err(_) => Err(LookupError::Timeout { connect: zk.connect.clone() }),
     }
 }

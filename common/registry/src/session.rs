@@ -6,7 +6,7 @@ use crate::hold::hold;
 use crate::paths::{self, Paths, Role, Tree};
 use crate::plan::{Operation, Sessions, Standing, Standings, plan};
 use crate::wanted::{Kind, Layout, Node, Wanted};
-use crate::zookeeper::{Reminder, Retry, Shared, State, path_missing, patience};
+use crate::zookeeper::{Reminder, Retry, Shared, State, advice, path_missing, patience};
 use std::collections::BTreeSet;
 use std::future::Future;
 use std::pin::{Pin, pin};
@@ -134,7 +134,7 @@ async fn keep(shared: &Shared, keeper: &mut Keeper, client: &Client) {
     let mut remind = Reminder::new();
     if shared.reign.is_some() {
         // Clients come as soon as they see us, and are to find a master that may answer.
-        let _ = shared.lease.subscribe().wait_for(|lease| *lease != Lease::None).await;
+        let _ = shared.lease.subscribe().wait_for(|lease| !matches!(lease, Lease::None | Lease::Awaits(_))).await;
     }
     loop {
         let now_wanted = wanted.borrow_and_update().clone();
@@ -209,7 +209,7 @@ fn troubled(shared: &Shared, client: &Client, setback: Setback) -> Option<String
             None
         }
         Setback::Failed { path, error } => {
-            let reason = format!("{path}: {error}");
+            let reason = format!("{path}: {error}{}", advice(&error, &shared.zk.root));
             shared.registering(Some(reason.clone()));
             Some(reason)
         }

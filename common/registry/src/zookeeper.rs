@@ -300,6 +300,17 @@ pub(crate) fn path_missing(connect: &str) -> String {
     )
 }
 
+/// What is to be done about an error of ZooKeeper, behind its text; nothing where it may pass.
+pub(crate) fn advice(error: &Error, root: &str) -> String {
+    match error {
+        Error::NoAuth => format!(
+            "; brokers do not authenticate: give everybody all rights to {root} and what is below it (zkCli.sh: setAcl -R \
+             {root} world:anyone:cdrwa), or set another zk.zkRoot"
+        ),
+        _ => String::new(),
+    }
+}
+
 /// How long a stop waits for answers.
 pub(crate) fn patience(client: &Client) -> Duration {
     match client.state() {

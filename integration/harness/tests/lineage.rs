@@ -1,6 +1,6 @@
 //! Who reigns, and how a node comes back: F07, F10, and the rows of `replication` C that are about two masters.
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 use metaq_harness::pair::{assert_same, start_slave, wait_level};
 use metaq_harness::process::{Broker, Site, wait_until};
 use metaq_harness::raw::{Raw, Stored};
@@ -276,6 +276,12 @@ fn a_master_that_slept_through_a_promotion_acknowledges_nothing() -> Result<()> 
     master.signal(Signal::STOP)?;
     assert!(slave.stop()?.success());
     let mut promoted = b.start_slave(&[])?;
+    let mut early = Raw::connect(&promoted.address)?;
+    wait_until("producers to be told for whom the new master waits", || {
+        let refused = early.put("test", 0, b"too early")?;
+        ensure!(refused.code == 503, "{} {}", refused.code, refused.text());
+        Ok(refused.text().contains(&master.address).then_some(()))
+    })?;
     promoted.wait_for_line("accepting messages")?;
     put_many(&promoted, 10, b'b')?;
     // Sent before it wakes: the first thing it reads.
