@@ -27,6 +27,14 @@ impl Answer {
         Answer::text(Status::Moved, offset.to_string())
     }
 
+    /// What it takes in memory, on top of itself, until it is encoded.
+    pub(crate) fn text_bytes(&self) -> usize {
+        match self {
+            Answer::Text(_, text) => text.len(),
+            Answer::Stored(_) | Answer::Value { .. } => 0,
+        }
+    }
+
     /// Appends head and text; a value's slice is handed back, to be sent behind what was appended.
     pub(crate) fn encode(self, opaque: Opaque, out: &mut BytesMut) -> Option<Slice> {
         match self {

@@ -5,6 +5,7 @@ use crate::gate::Gate;
 use crate::metrics::Counters;
 use bytes::BytesMut;
 use metaq_store::{AckSink, AppendError, Appended, Slice};
+use metaq_types::limits::{CONNECTION_PARKED_MAX, CONNECTION_REPLIES_MAX, CONNECTION_UNSENT_BYTES_MAX};
 use metaq_types::{Opaque, Status};
 use metaq_wire::Text;
 use parking_lot::Mutex;
@@ -12,6 +13,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll, Waker};
+use tokio_util::sync::CancellationToken;
 
 /// Something to put on the socket.
 pub(crate) enum Chunk {
@@ -39,22 +41,30 @@ struct Owed {
     bytes: usize,
 }
 
+#[derive(Default)]
 struct Queue {
     /// Ticket of the first slot.
     first: u64,
     slots: VecDeque<Slot>,
     /// Encoded, in order, not yet taken by the session.
     ready: VecDeque<Chunk>,
+    /// What the encoded answers in `ready` take, and the texts of those in `slots`.
+    ready_bytes: usize,
+    filled_bytes: usize,
     /// Long polls that have no slot and will push an answer.
     parked: usize,
     /// The session's task, when it sleeps.
     waker: Option<Waker>,
+    /// The peer asks for nothing more: close when no long poll is parked.
+    ending: bool,
     closed: bool,
 }
 
 /// Shared by the session, the store's acks and parked long polls.
 pub(crate) struct Outbound {
     queue: Mutex<Queue>,
+    /// The peer asks for nothing more, or is gone: its long polls need not wait.
+    ended: CancellationToken,
     uri: Arc<str>,
     /// Bytes of puts accepted and unanswered, over all connections (`admission.rs`).
     in_flight: Arc<AtomicUsize>,
@@ -69,9 +79,7 @@ impl Outbound {
         failures: Arc<Counters>,
         gate: Arc<Gate>,
     ) -> Outbound {
-        let queue =
-            Queue { first: 0, slots: VecDeque::new(), ready: VecDeque::new(), parked: 0, waker: None, closed: false };
-        Outbound { queue: Mutex::new(queue), uri, in_flight, failures, gate }
+        Outbound { queue: Mutex::default(), ended: CancellationToken::new(), uri, in_flight, failures, gate }
     }
 
     /// Answers the request just read.
@@ -80,6 +88,7 @@ impl Outbound {
         if queue.slots.is_empty() {
             queue.encode(opaque, answer);
         } else {
+            queue.filled_bytes += answer.text_bytes();
             queue.slots.push_back(Slot::Filled(opaque, answer));
         }
     }
@@ -106,26 +115,38 @@ impl Outbound {
         let Some(Slot::Waiting(owed)) = queue.slots.get(index) else { return };
         let opaque = owed.opaque;
         self.in_flight.fetch_sub(owed.bytes, Ordering::Relaxed);
-        queue.slots[index] = Slot::Filled(opaque, answer);
-        if index == 0 {
-            queue.release();
-        }
+        queue.fill(index, opaque, answer);
     }
 
-    /// Close when everything owed so far is sent.
+    /// Close when everything owed so far is sent, but for long polls.
     pub(crate) fn close_after(&self) {
+        self.queue.lock().close_after();
+    }
+
+    /// The peer asks for nothing more: close when everything owed is sent, long polls included, which end now.
+    pub(crate) fn input_ended(&self) {
         let mut queue = self.queue.lock();
-        if queue.slots.is_empty() {
-            queue.ready.push_back(Chunk::Close);
-        } else {
-            queue.slots.push_back(Slot::Close);
+        queue.ending = true;
+        if queue.parked == 0 {
+            queue.close_after();
         }
+        drop(queue);
+        self.ended.cancel();
+    }
+
+    /// Until the peer asks for nothing more, or is gone.
+    pub(crate) async fn ended(&self) {
+        self.ended.cancelled().await;
+    }
+
+    pub(crate) fn has_ended(&self) -> bool {
+        self.ended.is_cancelled()
     }
 
     /// Counts a long poll in; `false` when the connection has as many as it may.
     pub(crate) fn park(&self) -> bool {
         let mut queue = self.queue.lock();
-        let room = queue.parked < metaq_types::limits::CONNECTION_PARKED_MAX;
+        let room = queue.parked < CONNECTION_PARKED_MAX;
         queue.parked += usize::from(room);
         room
     }
@@ -136,6 +157,9 @@ impl Outbound {
         queue.parked -= 1;
         if !queue.closed {
             queue.encode(opaque, answer);
+            if queue.ending && queue.parked == 0 {
+                queue.close_after();
+            }
             queue.wake();
         }
     }
@@ -146,26 +170,27 @@ impl Outbound {
         queue.slots.len() + queue.parked
     }
 
-    /// Whether as many answers wait as a connection may have: nothing more is read until some are sent.
+    /// Whether as many answers wait as a connection may have: nothing more is read or executed until some are sent.
     pub(crate) fn is_full(&self) -> bool {
         let queue = self.queue.lock();
-        queue.slots.len() + queue.ready.len() >= metaq_types::limits::CONNECTION_REPLIES_MAX
+        queue.slots.len() + queue.ready.len() >= CONNECTION_REPLIES_MAX
+            || queue.ready_bytes + queue.filled_bytes >= CONNECTION_UNSENT_BYTES_MAX
     }
 
-    /// Moves what is ready to `sending`; when there is nothing and `sending` is empty, the task is woken later.
+    /// Moves what is ready to `sending`. While that holds something the rest stays here, where it is counted: a peer
+    /// that does not read would pile up answers there.
     pub(crate) fn take(&self, sending: &mut VecDeque<Chunk>) {
-        let mut queue = self.queue.lock();
         if sending.is_empty() {
+            let mut queue = self.queue.lock();
             std::mem::swap(&mut queue.ready, sending);
-        } else {
-            sending.append(&mut queue.ready);
+            queue.ready_bytes = 0;
         }
     }
 
-    /// Ready when there is something to [`take`](Outbound::take).
-    pub(crate) fn poll_ready(&self, cx: &mut Context<'_>) -> Poll<()> {
+    /// Ready when there is something to [`take`](Outbound::take) and the session, by `may_take`, has nothing to send.
+    pub(crate) fn poll_ready(&self, cx: &mut Context<'_>, may_take: bool) -> Poll<()> {
         let mut queue = self.queue.lock();
-        if !queue.ready.is_empty() {
+        if may_take && !queue.ready.is_empty() {
             return Poll::Ready(());
         }
         queue.waker = Some(cx.waker().clone());
@@ -190,6 +215,8 @@ impl Outbound {
         queue.closed = true;
         queue.ready.clear();
         queue.waker = None;
+        drop(queue);
+        self.ended.cancel();
     }
 }
 
@@ -218,19 +245,35 @@ impl AckSink for Outbound {
                 Answer::text(status, failed(&self.uri, &owed.topic, i64::from(owed.partition), &detail))
             }
         };
-        queue.slots[index] = Slot::Filled(opaque, answer);
-        if index == 0 {
-            queue.release();
-        }
+        queue.fill(index, opaque, answer);
     }
 }
 
 impl Queue {
+    fn fill(&mut self, index: usize, opaque: Opaque, answer: Answer) {
+        self.filled_bytes += answer.text_bytes();
+        self.slots[index] = Slot::Filled(opaque, answer);
+        if index == 0 {
+            self.release();
+        }
+    }
+
+    fn close_after(&mut self) {
+        if self.slots.is_empty() {
+            self.ready.push_back(Chunk::Close);
+        } else {
+            self.slots.push_back(Slot::Close);
+        }
+    }
+
     /// Encodes the filled slots at the front.
     fn release(&mut self) {
         while !matches!(self.slots.front(), None | Some(Slot::Waiting(_))) {
             match self.slots.pop_front() {
-                Some(Slot::Filled(opaque, answer)) => self.encode(opaque, answer),
+                Some(Slot::Filled(opaque, answer)) => {
+                    self.filled_bytes -= answer.text_bytes();
+                    self.encode(opaque, answer);
+                }
                 Some(Slot::Close) => self.ready.push_back(Chunk::Close),
                 Some(Slot::Waiting(_)) | None => unreachable!("the front was looked at"),
             }
@@ -248,7 +291,10 @@ impl Queue {
             self.ready.push_back(Chunk::Bytes(BytesMut::with_capacity(128)));
         }
         let Some(Chunk::Bytes(out)) = self.ready.back_mut() else { unreachable!("pushed above") };
-        if let Some(slice) = answer.encode(opaque, out) {
+        let before = out.len();
+        let slice = answer.encode(opaque, out);
+        self.ready_bytes += out.len() - before;
+        if let Some(slice) = slice {
             self.ready.push_back(Chunk::Slice { slice, sent: 0 });
         }
     }

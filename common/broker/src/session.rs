@@ -51,6 +51,8 @@ pub(crate) struct Session<T> {
     discard: usize,
     /// Being sent.
     sending: VecDeque<Chunk>,
+    /// The input was left alone for want of room for answers, and may hold whole requests.
+    held_up: bool,
     /// Nothing more is read: quit, a malformed request, or the node stops.
     closing: bool,
     /// Nothing is read or executed before it ends: slaves are behind, and messages came in.
@@ -73,6 +75,7 @@ impl<T: Transport> Session<T> {
             input: BytesMut::new(),
             discard: 0,
             sending: VecDeque::new(),
+            held_up: false,
             closing: false,
             pause: None,
             conversation,
@@ -113,7 +116,7 @@ impl<T: Transport> Session<T> {
                 Event::EndOfInput => {
                     // Half-closed peers still get what they are owed.
                     self.closing = true;
-                    self.conversation.outbound().close_after();
+                    self.conversation.outbound().input_ended();
                 }
             }
         }
@@ -145,6 +148,7 @@ impl<T: Transport> Session<T> {
     }
 
     fn execute_input(&mut self) {
+        self.held_up = false;
         while !self.closing && !self.conversation.outbound().is_full() {
             if self.discard > 0 {
                 let bytes = self.discard.min(self.input.len());
@@ -162,6 +166,7 @@ impl<T: Transport> Session<T> {
                 Next::Close => self.closing = true,
             }
         }
+        self.held_up = !self.closing;
     }
 
     /// Waits for something to do. Reads when bytes are there and there is room for the answers they ask for.
@@ -173,6 +178,9 @@ impl<T: Transport> Session<T> {
             return Poll::Ready(Ok(Event::Work));
         }
         let read = self.pause.is_none() && !self.closing && !self.conversation.outbound().is_full();
+        if read && self.held_up {
+            return Poll::Ready(Ok(Event::Work));
+        }
         if read && let Poll::Ready(bytes) = self.poll_read(cx)? {
             self.conversation.outbound().awake();
             return Poll::Ready(Ok(if bytes == 0 { Event::EndOfInput } else { Event::Read }));
@@ -182,7 +190,7 @@ impl<T: Transport> Session<T> {
             return Poll::Ready(Ok(Event::Work));
         }
         // Last, since it leaves the task's waker where answers are given.
-        if self.conversation.outbound().poll_ready(cx).is_ready() {
+        if self.conversation.outbound().poll_ready(cx, self.sending.is_empty()).is_ready() {
             return Poll::Ready(Ok(Event::Work));
         }
         if self.activity.leave.load(Relaxed) && !self.closing {

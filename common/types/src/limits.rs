@@ -69,6 +69,9 @@ pub const JOURNAL_BYTES_MAX: u64 = 4 * 1024 * 1024 * 1024;
 /// Answers outstanding on one connection; above it the connection is not read until some are sent.
 pub const CONNECTION_REPLIES_MAX: usize = 1024;
 
+/// And the bytes of such answers, those of messages not counted. One answer may exceed it, and as much again is being sent.
+pub const CONNECTION_UNSENT_BYTES_MAX: usize = 128 * 1024;
+
 /// Long polls parked on one connection; one more is answered at once.
 pub const CONNECTION_PARKED_MAX: usize = 100_000;
 
@@ -106,6 +109,8 @@ const _: () = assert!(MESSAGE_BYTES_MAX + RECORD_HEADER_BYTES <= 2 * 1024 * 1024
 const _: () = assert!(BATCH_BYTES_MAX > RECORD_HEADER_BYTES + MESSAGE_BYTES_MAX);
 const _: () = assert!(DISCARD_BYTES_MAX > MESSAGE_BYTES_MAX);
 const _: () = assert!(APPEND_QUEUE_BYTES_MAX as u64 > BATCH_BYTES_MAX as u64);
+// Puts are limited by their number: the answer to one that was stored is below 100 bytes.
+const _: () = assert!(CONNECTION_UNSENT_BYTES_MAX >= 100 * CONNECTION_REPLIES_MAX);
 const _: () = assert!(RUN_BYTES_MAX as usize <= APPEND_QUEUE_BYTES_MAX / 2);
 const _: () =
     assert!(ENTRY_BYTES_MAX as usize > MESSAGE_BYTES_MAX as usize + TOPIC_NAME_BYTES_MAX + 3 * GROUP_NAME_BYTES_MAX);

@@ -2,7 +2,7 @@
 
 use anyhow::{Context, Result, bail};
 use std::io::{BufRead, BufReader, Read, Write};
-use std::net::TcpStream;
+use std::net::{Shutdown, TcpStream};
 use std::time::Duration;
 
 /// One answer.
@@ -105,6 +105,29 @@ impl Raw {
 
     pub fn send(&mut self, bytes: &[u8]) -> Result<()> {
         Ok(self.stream.get_mut().write_all(bytes)?)
+    }
+
+    /// Says that nothing more comes; answers can still be read.
+    pub fn finish(&mut self) -> Result<()> {
+        Ok(self.stream.get_ref().shutdown(Shutdown::Write)?)
+    }
+
+    /// Sends `line` again and again without reading, until nobody takes more of it or `bytes_max` are sent; answers what
+    /// was sent.
+    pub fn flood(&mut self, line: &str, bytes_max: usize) -> Result<usize> {
+        /// A broker that takes nothing for this long has stopped reading.
+        const PATIENCE: Duration = Duration::from_secs(1);
+        let many = line.repeat(64 * 1024 / line.len());
+        self.stream.get_ref().set_write_timeout(Some(PATIENCE))?;
+        let mut sent = 0;
+        while sent < bytes_max {
+            match self.stream.get_mut().write(&many.as_bytes()[sent % many.len()..]) {
+                Ok(bytes) => sent += bytes,
+                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => break,
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(sent)
     }
 
     pub fn ask(&mut self, line: &str) -> Result<Reply> {

@@ -1,8 +1,9 @@
 //! Field cases of the wire: F31, F48, F49, and everything `wire-protocol` lists as malformed.
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use metaq_harness::process::{Site, wait_until};
 use metaq_harness::raw::{Raw, Reply};
+use std::time::Duration;
 
 fn crc(body: &[u8]) -> i64 {
     i64::from(crc32fast::hash(body) & 0x7fff_ffff)
@@ -235,6 +236,77 @@ fn pipelined_requests_are_answered_in_order() -> Result<()> {
     let opaques = [raw.reply()?.opaque, raw.reply()?.opaque, raw.reply()?.opaque];
     assert_eq!(opaques, [1000, 1001, 1002]);
     assert!(raw.is_closed()?, "quit closes after everything owed");
+    Ok(())
+}
+
+/// However many requests come at once, all of them are answered, without another byte having to follow.
+#[test]
+fn more_requests_than_answers_may_wait_are_all_answered() -> Result<()> {
+    const REQUESTS: usize = 5000;
+    let broker = Site::new()?.start_master(&[])?;
+    let mut raw = Raw::connect(&broker.address)?;
+    raw.put("test", 0, b"one")?;
+    for request in [
+        "get test g 0 0 1024",
+        "get test g 0 23 1024",
+        "offset test g 0 0",
+        "version",
+        "stats topics",
+        "put test 0 0 0",
+    ] {
+        let many: String = (0..REQUESTS).map(|opaque| format!("{request} {opaque}\r\n")).collect();
+        raw.send(many.as_bytes())?;
+        for opaque in 0..REQUESTS {
+            let reply = raw.reply().with_context(|| format!("answer {opaque} to {request:?}"))?;
+            assert_eq!(reply.opaque, opaque as i32, "{request}");
+        }
+    }
+    Ok(())
+}
+
+/// A peer that asks and does not read is not read from any more: it takes no memory, disturbs nobody, and gets its
+/// answers once it reads.
+#[test]
+fn who_does_not_read_is_not_answered_without_end() -> Result<()> {
+    const FLOOD_BYTES_MAX: usize = 64 << 20;
+    let mut site = Site::new()?;
+    for number in 0..200 {
+        site.topic(&format!("one-of-many-{number}"), &[]);
+    }
+    let broker = site.start_master(&[])?;
+    let mut bystander = Raw::connect(&broker.address)?;
+    bystander.put("test", 0, b"one")?;
+    let before = broker.resident_bytes()?;
+    for line in ["stats topics 7\r\n", "stats  7\r\n", "get test g 0 23 1024 7\r\n", "get test g 0 0 1024 7\r\n"] {
+        let mut raw = Raw::connect(&broker.address)?;
+        let sent = raw.flood(line, FLOOD_BYTES_MAX)?;
+        let after = broker.resident_bytes()?;
+        assert!(after < before + (64 << 20), "{line:?}: memory grew from {before} to {after}");
+        assert!(sent < FLOOD_BYTES_MAX, "{line:?}: the broker still reads");
+        assert_eq!(bystander.put("test", 0, b"meanwhile")?.code, 200);
+        for number in 0..(sent / line.len()).min(2000) {
+            let reply = raw.reply().with_context(|| format!("answer {number} to {line:?}"))?;
+            assert_eq!(reply.opaque, 7, "{line:?}: {reply:?}");
+        }
+    }
+    Ok(())
+}
+
+/// A peer that has said all it has to say gets what it asked for, long polls included: they need not wait any more.
+#[test]
+fn a_half_closed_peer_gets_its_answers() -> Result<()> {
+    let broker = Site::new()?.start_master(&[])?;
+    let mut raw = Raw::connect(&broker.address)?;
+    raw.put("test", 0, b"abc")?;
+    raw.send(b"get test g 0 23 1024 1 wait=30000\r\nget test g 0 0 1024 2\r\nget test g 0 23 1024 3 wait=30000\r\n")?;
+    raw.send(b"put test 0 0 0 4\r\nput test 0 100 0 5\r\nthe rest never comes")?;
+    raw.set_patience(Duration::from_secs(10))?;
+    raw.finish()?;
+    let mut replies = (0..4).map(|_| raw.reply()).collect::<Result<Vec<_>>>()?;
+    replies.sort_by_key(|reply| reply.opaque);
+    assert_eq!(replies.iter().map(|reply| reply.opaque).collect::<Vec<_>>(), [1, 2, 3, 4]);
+    assert!(replies[1].is_value && replies[3].code == 200, "{replies:?}");
+    assert!(raw.is_closed()?);
     Ok(())
 }
 

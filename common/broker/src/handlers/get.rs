@@ -121,7 +121,9 @@ impl Parked {
             let late = tokio::time::timeout_at(self.until, self.something()).await.is_err();
             match now(&self.node, &self.get, self.asker) {
                 Outcome::Answer(answer) => break answer,
-                Outcome::Nothing(answer) if late || self.node.is_stopping() => break answer,
+                Outcome::Nothing(answer) if late || self.node.is_stopping() || self.outbound.has_ended() => {
+                    break answer;
+                }
                 Outcome::Nothing(_) => {}
             }
         };
@@ -157,6 +159,7 @@ impl Parked {
         tokio::select! {
             () = readable => {}
             () = self.node.stopping() => {}
+            () = self.outbound.ended() => {}
         }
     }
 }

@@ -149,6 +149,7 @@ async fn catalog_change(node: Arc<Shared>, outbound: Arc<Outbound>, opaque: Opaq
         _ = node.store.catalog_beyond(known) => {}
         () = tokio::time::sleep_until(until) => {}
         () = node.stopping() => {}
+        () = outbound.ended() => {}
     }
     outbound.unpark(opaque, welcome(&node));
 }
