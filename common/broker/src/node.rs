@@ -90,7 +90,8 @@ pub(crate) struct Shared {
     pub(crate) store: Arc<Store>,
     pub(crate) role: NodeRole,
     pub(crate) uri: Arc<str>,
-    pub(crate) port: u16,
+    /// Where it listens.
+    pub(crate) listens: SocketAddr,
     pub(crate) broker_id: BrokerId,
     pub(crate) gate: Arc<Gate>,
     pub(crate) fenced_by_greeting: bool,
@@ -148,7 +149,7 @@ impl Node {
             store: options.store,
             role: options.role,
             uri: options.uri.into(),
-            port: address.port(),
+            listens: address,
             gate,
             fenced_by_greeting: options.fenced_by_greeting,
             counters: Arc::default(),

@@ -151,7 +151,7 @@ fn broker(node: &Shared, out: &mut String) {
     let lines: [(&str, String); 20] = [
         ("pid", std::process::id().to_string()),
         ("broker_id", node.broker_id.to_string()),
-        ("port", node.port.to_string()),
+        ("port", node.listens.port().to_string()),
         ("uptime", node.started.elapsed().as_secs().to_string()),
         ("version", VERSION.to_owned()),
         ("slave", matches!(node.role, NodeRole::Slave { .. }).to_string()),

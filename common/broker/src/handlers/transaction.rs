@@ -5,6 +5,7 @@ use crate::settings::strictest_ack;
 use metaq_txn::{Command, Coordinator};
 use metaq_types::Status;
 use metaq_wire::{Transaction, TransactionKey, TransactionKind};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 
 /// BEGIN, RECOVER and whatever ends a transaction (wire-protocol, "6.2"). What has to reach the journal first leaves a
@@ -36,10 +37,11 @@ pub(crate) fn transaction(conversation: &Conversation, transaction: &Transaction
     let Some(key) = &transaction.key else {
         return answer(Answer::text(Status::InternalServerError, without_key(transaction.kind)));
     };
-    if is_operators(command) && !conversation.peer.address.is_some_and(|address| address.ip().is_loopback()) {
+    let is_here = || conversation.peer.address.is_some_and(|peer| is_here(peer.ip(), node.listens.ip()));
+    if is_operators(command) && !is_here() {
         let text = format!(
-            "only an operator on the broker's machine may decide about a branch: run 'metaq --broker 127.0.0.1:{} txn …' there",
-            node.port
+            "only an operator on the broker's machine may decide about a branch: run 'metaq --broker {} txn …' there",
+            from_here(node.listens)
         );
         return answer(Answer::text(Status::Forbidden, text));
     }
@@ -134,4 +136,45 @@ fn without_key(kind: TransactionKind) -> String {
 
 fn is_operators(command: Command) -> bool {
     matches!(command, Command::OperatorCommit | Command::OperatorRollback | Command::OperatorComplete)
+}
+
+/// Whether a peer is on this machine. A broker that listens on one address is reached on no other, and who connects to
+/// it from here comes from it.
+fn is_here(peer: IpAddr, listens: IpAddr) -> bool {
+    // IPv4 comes to a socket of IPv6 in a disguise.
+    let peer = peer.to_canonical();
+    peer.is_loopback() || peer == listens.to_canonical()
+}
+
+/// The address to connect to on this machine.
+fn from_here(listens: SocketAddr) -> SocketAddr {
+    let ip = if listens.ip().is_unspecified() { IpAddr::V4(Ipv4Addr::LOCALHOST) } else { listens.ip() };
+    SocketAddr::new(ip, listens.port())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_connects_on_the_brokers_machine_is_an_operator_wherever_it_listens() {
+        let cases = [
+            ("127.0.0.1", "0.0.0.0", true),
+            ("::1", "::", true),
+            ("::ffff:127.0.0.1", "::", true),
+            ("10.0.0.1", "10.0.0.1", true),
+            ("::ffff:10.0.0.1", "10.0.0.1", true),
+            ("fd00::1", "fd00::1", true),
+            ("10.0.0.2", "10.0.0.1", false),
+            ("10.0.0.1", "0.0.0.0", false),
+            ("::ffff:10.0.0.2", "::", false),
+        ];
+        for (peer, listens, expect) in cases {
+            assert_eq!(is_here(peer.parse().unwrap(), listens.parse().unwrap()), expect, "{peer} at {listens}");
+        }
+        let cases = [("0.0.0.0:1", "127.0.0.1:1"), ("[::]:1", "127.0.0.1:1"), ("10.0.0.1:1", "10.0.0.1:1")];
+        for (listens, expect) in cases {
+            assert_eq!(from_here(listens.parse().unwrap()).to_string(), expect, "{listens}");
+        }
+    }
 }
