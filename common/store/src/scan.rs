@@ -152,15 +152,26 @@ fn next_good(window: &mut Window<'_>, bad: u64) -> io::Result<Option<u64>> {
         return Ok(Some(end));
     }
     let mut at = bad + 1;
+    // Where rows of empty records break that begin at the same place within a header's length: each is followed once.
+    let mut breaks = [0; HEADER as usize];
     while let Some(candidate) = next_candidate(window, at)? {
+        let known_break = &mut breaks[(candidate % HEADER) as usize];
+        if candidate <= *known_break {
+            at = candidate + 1;
+            continue;
+        }
         match chain_as_far(window, candidate, whole_rest)? {
             Chain::ToTheEnd => return Ok(Some(candidate)),
             Chain::Good if !whole_rest => return Ok(Some(candidate)),
             Chain::Good => unreachable!("a chain followed to its end is never only good"),
-            // Zeros and the first bytes of a short message read as an empty one: it begins within that.
-            Chain::Broken { at: broken } if broken <= candidate + HEADER => at = candidate + 1,
+            // Zeros and the first bytes of a header read as an empty record, and so do empty ones that follow: the real
+            // ones begin within that.
+            Chain::Broken { at: broken, is_empty: true } => {
+                *known_break = broken;
+                at = candidate + 1;
+            }
             // What lies on a chain that breaks breaks there too: look on behind it, or this would be quadratic.
-            Chain::Broken { at: broken } => at = broken + 1,
+            Chain::Broken { at: broken, is_empty: false } => at = broken + 1,
         }
     }
     Ok(None)
@@ -173,6 +184,8 @@ enum Chain {
     ToTheEnd,
     Broken {
         at: u64,
+        /// No record before that has a body.
+        is_empty: bool,
     },
 }
 
@@ -183,15 +196,18 @@ fn chain(window: &mut Window<'_>, start: u64) -> io::Result<Chain> {
 /// Follows whole records from `start`. A record with a body is good by its checksum; an empty one proves nothing by
 /// itself, since 8 zero bytes are its length and checksum.
 fn chain_as_far(window: &mut Window<'_>, start: u64, to_the_end: bool) -> io::Result<Chain> {
-    let mut at = start;
+    let (mut at, mut is_empty) = (start, true);
     while at < window.length() {
         match window.record(at)? {
             Some((header, _)) if header.length > 0 && !to_the_end => return Ok(Chain::Good),
-            Some((_, end)) => at = end,
-            None => return Ok(Chain::Broken { at }),
+            Some((header, end)) => {
+                is_empty &= header.length == 0;
+                at = end;
+            }
+            None => return Ok(Chain::Broken { at, is_empty }),
         }
     }
-    Ok(if at > start { Chain::ToTheEnd } else { Chain::Broken { at } })
+    Ok(if at > start { Chain::ToTheEnd } else { Chain::Broken { at, is_empty } })
 }
 
 /// The next place from `from` on where a header could stand. Producers set no flag bits but the lowest; insisting on

@@ -103,6 +103,27 @@ fn what_is_left_of_a_header_over_two_sectors_is_no_message() {
     }
 }
 
+/// Behind zeros the begin of an empty message reads as one itself, some bytes too early, and so do those that follow it.
+/// What ends the log must not be cut off for that, nor what stands in its middle be passed over.
+#[test]
+fn empty_messages_behind_zeros_stay() {
+    let empty = |id: u64| RecordHeader { length: 0, checksum: 0, id: metaq_types::MessageId(id as i64), flag: 0 };
+    for (zeros, count) in [(512, 1), (512, 2), (509, 30), (4096, 1000)] {
+        for behind in [Vec::new(), record(b"next"), record(&[b'x'; 600])] {
+            let setup = crashed(&[b"first"]);
+            // Two of these ids in three end in zero bytes, as the first one of a millisecond does.
+            let rest = (1..=count).flat_map(|number: u64| empty((number << 24) + number % 3 / 2).encode());
+            let rest: Vec<u8> = std::iter::repeat_n(0, zeros).chain(rest).chain(behind.iter().copied()).collect();
+            edit(&setup.segment("test-0", 0), |file| file.write_all_at(&rest, 25).unwrap());
+            let store = setup.open();
+            assert_eq!(store.recovery_report().repaired, [], "{count} behind {zeros} zeros");
+            let read = read_from(&store.get("test", 0).unwrap(), 25 + zeros as u64, 1 << 20);
+            let whole = count as usize + usize::from(!behind.is_empty());
+            assert_eq!(read.len(), whole, "{count} behind {zeros} zeros, {} bytes behind them", behind.len());
+        }
+    }
+}
+
 /// F21: lengths are claims; neither memory nor time is spent on them.
 #[test]
 fn a_wrong_length_in_the_last_record_cuts_that_record_only() {
