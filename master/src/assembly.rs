@@ -1,7 +1,7 @@
 //! The steps that a master and a slave take alike, in the order in which they are taken.
 
 use anyhow::{Context, Result, anyhow, bail};
-use metaq_broker::Node;
+use metaq_broker::{Node, Untold, untold};
 use metaq_config::{BrokerConfig, Live, address};
 use metaq_registry::{Embedded, Registry, Role, Wanted, WantedTopic};
 use metaq_store::{RulesFor, Store, StoreOptions};
@@ -59,6 +59,7 @@ fn open_store_here(live: &Live) -> Result<Arc<Store>> {
     let store = Store::open(options)
         .with_context(|| format!("cannot open the data directory {}", config.system.data_path.display()))?;
     log_recovery(&store);
+    log_untold(&config, &store);
     if is_new {
         warn!(path = %path.display(), "the data directory is new; if it should hold messages, stop, and look whether its disk is mounted");
     }
@@ -128,6 +129,31 @@ fn log_recovery(store: &Store) {
         took_ms = report.took.as_millis() as u64,
         "data directory opened"
     );
+}
+
+/// Messages that nobody finds any more, as a section was removed or `numPartitions` lowered while the broker was down, or
+/// as a slave's file is not its master's.
+fn log_untold(config: &BrokerConfig, store: &Store) {
+    let held = store.partitions().into_iter().filter(|log| log.positions().kept < log.positions().written);
+    let ids: Vec<_> = held.map(|log| log.id().clone()).collect();
+    let of = |why| ids.iter().filter(move |id| untold(config, id) == Some(why));
+    if let Some(first) = of(Untold::NoSection).next() {
+        warn!(
+            partitions = of(Untold::NoSection).count(),
+            %first,
+            "there are messages of topics that no section of the configuration lets in: nothing is put there, and ZooKeeper \
+             does not tell consumers of them; add the section again, or, when nobody needs them, remove the directories \
+             while the broker is stopped"
+        );
+    }
+    if let Some(first) = of(Untold::AboveCount).next() {
+        warn!(
+            partitions = of(Untold::AboveCount).count(),
+            %first,
+            "there are messages in partitions above numPartitions: nothing is put there, and ZooKeeper does not tell \
+             consumers of them; unless all is read, raise it again until it is"
+        );
+    }
 }
 
 /// Listens where the configuration says, and names the address to register, `meta://host:port`. Connections wait in the

@@ -38,5 +38,5 @@ mod watched;
 pub use gate::{Gate, Successor};
 pub use metrics::Counters;
 pub use node::{Node, NodeOptions, NodeRole};
-pub use settings::{journal_path, rules_for, transaction_settings};
+pub use settings::{Untold, journal_path, rules_for, transaction_settings, untold};
 pub use watched::{NodeView, Throttled, TopicQuorum};

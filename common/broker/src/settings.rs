@@ -2,8 +2,8 @@
 
 use metaq_config::{AckRules, BrokerConfig, DeleteAction, FlushTxLog, Topic};
 use metaq_store::{Disposal, Flush, PartitionRules, Retention};
-use metaq_types::JOURNAL_TOPIC;
 use metaq_types::limits::{JOURNAL_SEGMENT_BYTES, TRANSACTION_HELD_BYTES_MAX};
+use metaq_types::{JOURNAL_TOPIC, PartitionId};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -36,6 +36,24 @@ pub fn rules_for(config: &BrokerConfig, topic: &str) -> PartitionRules {
     match config.topic(topic) {
         Some(topic) => partition_rules(topic),
         None => partition_rules(&config.system.topic_defaults()),
+    }
+}
+
+/// Why clients that ask ZooKeeper are not told of a partition, whose messages stay readable.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Untold {
+    /// No section lets its topic in.
+    NoSection,
+    /// Its number is not below `numPartitions`.
+    AboveCount,
+}
+
+/// `None`: they are told of it, or it is the transactions' journal.
+pub fn untold(config: &BrokerConfig, id: &PartitionId) -> Option<Untold> {
+    match config.topic(&id.topic) {
+        _ if id.is_journal() => None,
+        None => Some(Untold::NoSection),
+        Some(topic) => (id.number >= topic.num_partitions).then_some(Untold::AboveCount),
     }
 }
 

@@ -112,7 +112,7 @@ metrics! {
     HEARD_AGE: Gauge "metaq_link_heard_age_seconds" [] "On a slave, how long ago its master answered; absent before the first answer";
     COPIED_BYTES: Counter "metaq_link_copied_bytes" [] "On a slave, bytes of the master's logs stored";
     COPY_RATE: Gauge "metaq_link_copy_bytes_per_second" [] "On a slave, the same in a second, lately";
-    LEFT_BYTES: Gauge "metaq_link_left_bytes" [] "On a slave, what is known to be missing in all";
+    LEFT_BYTES: Gauge "metaq_link_left_bytes" [] "On a slave, what is known to be missing in all; without what is not copied (metaq_link_troubled_partitions)";
     TIME_LEFT: Gauge "metaq_link_left_seconds" []
         "On a slave, when that will be here at the rate of late; absent while nothing comes";
     TROUBLED: Gauge "metaq_link_troubled_partitions" ["trouble"]

@@ -46,9 +46,9 @@ pub struct LinkStatus {
 }
 
 impl LinkStatus {
-    /// What is known to be missing.
+    /// What is known to be missing and comes: not what a partition lacks that is not copied.
     pub fn left_bytes(&self) -> u64 {
-        self.partitions.iter().map(PartitionStatus::lag_bytes).sum()
+        self.partitions.iter().filter(|copy| !copy.is_stopped()).map(PartitionStatus::lag_bytes).sum()
     }
 
     /// When all of it will be here at the rate of late; `None` while nothing comes.
@@ -56,9 +56,11 @@ impl LinkStatus {
         time_left(self.left_bytes(), self.bytes_per_second)
     }
 
-    /// The partition that is furthest behind `bound`, or that was never level.
+    /// The partition that is furthest behind `bound`, or that was never level, of those that are copied.
     pub fn late(&self, bound: Duration) -> Option<&PartitionStatus> {
-        let is_late = |copy: &&PartitionStatus| copy.never_level || u128::from(copy.behind_ms) > bound.as_millis();
+        let is_late = |copy: &&PartitionStatus| {
+            !copy.is_stopped() && (copy.never_level || u128::from(copy.behind_ms) > bound.as_millis())
+        };
         self.partitions.iter().filter(is_late).max_by_key(|copy| (copy.behind_ms, copy.lag_bytes()))
     }
 
@@ -93,6 +95,11 @@ impl PartitionStatus {
     pub fn trouble(&self) -> Option<&str> {
         let (word, _) = self.note.as_deref()?.split_once(':')?;
         ["diverged", "gap", "damaged", "corrupt", "too large", "local"].contains(&word).then_some(word)
+    }
+
+    /// It has a trouble with which it is not copied; behind a gap the copying goes on.
+    fn is_stopped(&self) -> bool {
+        self.trouble().is_some_and(|trouble| trouble != "gap")
     }
 }
 
@@ -233,6 +240,37 @@ mod tests {
         (status.state, status.heard_age_ms, status.unheard_ms) = (LinkState::NoMaster, None, None);
         assert_eq!(parse_stats(&write_stats(&status)), Some(status));
         assert_eq!(parse_stats("STATS\r\nreplication\r\nresultCode 1\r\nEND\r\n"), None);
+    }
+
+    /// A catch-up ends although one partition stands still, which has a word of its own.
+    #[test]
+    fn what_is_not_copied_is_not_left() {
+        let at = |offset| Offset::new(offset).unwrap();
+        let copy = |name: &str, note: Option<&str>| PartitionStatus {
+            partition: name.parse().unwrap(),
+            own_end: at(10),
+            master_end: Some(at(40)),
+            behind_ms: 70,
+            never_level: true,
+            note: note.map(str::to_owned),
+        };
+        let left = |notes: &[Option<&str>]| {
+            let status = LinkStatus {
+                state: LinkState::NoMaster,
+                heard_unix_ms: 0,
+                heard_age_ms: None,
+                unheard_ms: None,
+                copied_bytes: 0,
+                bytes_per_second: 10,
+                partitions: notes.iter().map(|note| copy("a-0", *note)).collect(),
+            };
+            (status.left_bytes(), status.late(Duration::ZERO).is_some())
+        };
+        for stopped in ["diverged: x", "damaged: x", "corrupt: x", "too large: x", "local: x"] {
+            assert_eq!(left(&[Some(stopped)]), (0, false), "{stopped}");
+            assert_eq!(left(&[None, Some(stopped)]), (30, true), "{stopped}");
+        }
+        assert_eq!(left(&[Some("gap: x"), Some("waiting: disk full")]), (60, true));
     }
 
     #[test]

@@ -153,6 +153,17 @@ fn messages_above_a_lowered_number_of_partitions_are_told_of() -> Result<()> {
     let line = broker.wait_for_line("above numPartitions now")?;
     assert!(line.contains("partitions=1") && line.contains("first=test-2"), "{line}");
     assert_eq!(broker.log_text().matches("above numPartitions now").count(), 1);
+    assert!(broker.stop()?.success());
+    // Whoever reads the log of today's start learns of it, too; also of a section that went while the broker was down.
+    let mut broker = site.start_master(&[])?;
+    let line = broker.wait_for_line("messages in partitions above numPartitions")?;
+    assert!(line.contains("partitions=1") && line.contains("first=test-2"), "{line}");
+    assert!(!broker.log_text().contains("no section of the configuration"), "{}", broker.log_text());
+    assert!(broker.stop()?.success());
+    site.remove_topic("test").topic("other", &[]);
+    let mut broker = site.start_master(&[])?;
+    let line = broker.wait_for_line("no section of the configuration lets in")?;
+    assert!(line.contains("partitions=2") && line.contains("first=test-0"), "{line}");
     Ok(())
 }
 

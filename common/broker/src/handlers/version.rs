@@ -94,8 +94,13 @@ fn unproven(conversation: &Conversation) -> Option<Answer> {
 /// A slave introduces itself, or asks again and waits for a change of the partitions.
 fn greet(conversation: &mut Conversation, opaque: Opaque, greeting: Greeting) {
     let node = &Arc::clone(&conversation.node);
-    if let NodeRole::Slave { slave_id, .. } = &node.role {
-        let text = format!("this broker is slave {slave_id} of broker {}, not its master", node.broker_id);
+    if let NodeRole::Slave { slave_id, master, .. } = &node.role {
+        let at = master.borrow().clone().unwrap_or_else(|| "not known here".to_owned());
+        let text = format!(
+            "this broker is slave {slave_id} of broker {}, not its master, which is {at}: slaves follow the master only; \
+             correct --master or what stands in ZooKeeper",
+            node.broker_id
+        );
         conversation.outbound().answer(opaque, Answer::text(Status::InternalServerError, text));
         return;
     }

@@ -3,6 +3,7 @@ use std::path::PathBuf;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::Context as _;
+use metaq_broker::{Untold, untold};
 use metaq_client::Client;
 use metaq_config::{BrokerConfig, System};
 use metaq_link::progress::{self, LinkState, LinkStatus};
@@ -26,6 +27,8 @@ pub(super) struct Facts {
     pub(super) node: Option<String>,
     pub(super) lineage: Lineage,
     pub(super) gaps: Vec<(PartitionId, Offset, Offset)>,
+    /// Partitions with messages that the promoted broker would tell nobody of.
+    pub(super) untold: Vec<(PartitionId, Untold)>,
     /// Average size of the newest records, by the partition's name.
     pub(super) record_bytes: BTreeMap<String, u64>,
     /// `None`: no process of ours answers.
@@ -104,6 +107,7 @@ pub(super) async fn gather(place: &Place) -> anyhow::Result<Facts> {
         broker_id: system.broker_id,
         data_path: system.data_path.clone(),
         gaps: gaps.collect(),
+        untold: untold_of(&config, &files.logs),
         record_bytes: record_bytes(&files.logs),
         node: files.node_id,
         lineage: files.lineage,
@@ -112,6 +116,11 @@ pub(super) async fn gather(place: &Place) -> anyhow::Result<Facts> {
         registry,
         session: config.zookeeper.session_timeout,
     })
+}
+
+fn untold_of(config: &BrokerConfig, logs: &[LogFiles]) -> Vec<(PartitionId, Untold)> {
+    let held = logs.iter().filter(|log| log.first < log.end);
+    held.filter_map(|log| Some((log.id.clone(), untold(config, &log.id)?))).collect()
 }
 
 fn look_at_files(config: &BrokerConfig) -> anyhow::Result<Inspection> {

@@ -44,6 +44,9 @@ fn page(report: &Report) -> String {
     for reason in &report.reasons {
         row("because", reason);
     }
+    for note in &report.notes {
+        row("note", note);
+    }
     row("verdict", &verdict(report));
     page
 }
@@ -71,6 +74,9 @@ fn master_text(master: &MasterLine) -> String {
 fn reign(report: &Report) -> String {
     let next = format!("the promotion would begin epoch {}", report.next_epoch);
     match &report.fence {
+        None if report.fence_unknown => {
+            format!("the fence is not known; this data knows epoch {}, {next}", report.epoch)
+        }
         None => format!("no fence; this data knows epoch {}, {next}", report.epoch),
         Some(FenceLine { epoch, address, is_known, .. }) => {
             let known = if *is_known { "which this data knows" } else { "which this data does not know" };

@@ -1,3 +1,4 @@
+use metaq_broker::Untold;
 use metaq_link::progress::LinkState;
 use metaq_link::verdict::{Claim, Rival, may_reign};
 use metaq_types::Offset;
@@ -16,6 +17,8 @@ pub(super) struct Report {
     pub(super) exit_code: u8,
     /// Why it is no better verdict.
     pub(super) reasons: Vec<String>,
+    /// What does not count for the verdict, and should be looked at.
+    pub(super) notes: Vec<String>,
     pub(super) waits_for: Vec<String>,
     pub(super) broker: u16,
     pub(super) config: String,
@@ -30,6 +33,8 @@ pub(super) struct Report {
     /// The one that the promotion would begin.
     pub(super) next_epoch: u64,
     pub(super) fence: Option<FenceLine>,
+    /// ZooKeeper was asked for the fence and did not answer.
+    pub(super) fence_unknown: bool,
     pub(super) master: Option<MasterLine>,
     pub(super) bytes_at_risk: u64,
     pub(super) messages_at_risk: Messages,
@@ -141,6 +146,7 @@ pub(super) fn judge(facts: &Facts, consent: Consent) -> Report {
         verdict,
         exit_code,
         reasons: against.refusals.into_iter().chain(against.losses).collect(),
+        notes: notes(facts),
         waits_for: against.waits,
         broker: facts.broker_id.get(),
         config: facts.config.display().to_string(),
@@ -151,6 +157,7 @@ pub(super) fn judge(facts: &Facts, consent: Consent) -> Report {
         epoch: facts.lineage.epoch().0,
         next_epoch: next.0,
         fence: fence_line(facts, claim),
+        fence_unknown: matches!(facts.registry, Registry::Silent(_)),
         master: facts.replica.as_ref().map(master_line),
         bytes_at_risk: partitions.iter().map(|line| line.bytes_at_risk).sum(),
         messages_at_risk: partitions.iter().map(|line| line.messages_at_risk).fold(zero, Messages::and),
@@ -311,6 +318,22 @@ fn weigh_hearing(unheard: Option<Duration>, replica: &Replica, against: &mut Aga
     }
 }
 
+/// What would surprise afterwards: messages are there, and the promoted broker tells nobody of them.
+fn notes(facts: &Facts) -> Vec<String> {
+    let config = facts.config.display();
+    let note = |why, what: &str| {
+        let ids: Vec<String> = facts.untold.iter().filter(|(_, is)| *is == why).map(|(id, _)| id.to_string()).collect();
+        let (first, count) = (ids.first()?, ids.len());
+        Some(format!(
+            "{count} partitions have messages and {what} in {config}, {first} the first: as the master this broker takes \
+                      no messages for them, and consumers do not find them in ZooKeeper; correct it before the promotion"
+        ))
+    };
+    let (section, number) =
+        (note(Untold::NoSection, "no section"), note(Untold::AboveCount, "are above numPartitions"));
+    section.into_iter().chain(number).collect()
+}
+
 fn link_text(running: &Running) -> String {
     match &running.link {
         None => "it is a master".to_owned(),
@@ -380,6 +403,7 @@ mod tests {
             node: Some("b".into()),
             lineage: "epoch 1 node a began 0\n".parse().unwrap(),
             gaps: Vec::new(),
+            untold: Vec::new(),
             record_bytes: BTreeMap::new(),
             running: Some(Running { address: "b:2".into(), link: Some(link), unheard }),
             replica: Some(Replica {
@@ -418,6 +442,18 @@ mod tests {
             facts
         };
         check(downgrades(level(5, 4000, true, 2)), 10, &["did not hear its master for 4.0 s"]);
+    }
+
+    #[test]
+    fn what_the_promoted_broker_would_tell_nobody_of_is_noted() {
+        let mut facts = level(5, 0, false, 1);
+        facts.untold = [("a-0", Untold::NoSection), ("a-1", Untold::NoSection), ("b-4", Untold::AboveCount)]
+            .map(|(name, why)| (name.parse().unwrap(), why))
+            .into();
+        let report = judge(&facts, Consent::default());
+        assert_eq!((report.exit_code, report.notes.len()), (0, 2), "{report:?}");
+        assert!(report.notes[0].starts_with("2 partitions have messages and no section in server.ini, a-0 the first"));
+        assert!(report.notes[1].starts_with("1 partitions have messages and are above numPartitions"), "{report:?}");
     }
 
     #[test]
