@@ -50,6 +50,8 @@ pub struct IdClock {
     /// Held while the file is written, so that giving ids goes on meanwhile.
     writing: Mutex<()>,
     low: AtomicBool,
+    /// That another broker's ids are here was said.
+    told_of_other: AtomicBool,
 }
 
 struct State {
@@ -81,7 +83,7 @@ impl IdClock {
         let (now_ms, mark_ms) = (now(), time_of(mark) + EPOCH_MS - RESERVED_AHEAD_MS);
         let latest_ms = if mark_ms - now_ms > STEP_WHILE_DOWN_MS { mark_ms } else { now_ms };
         let state = State { last: mark.saturating_sub(1).max(0), mark, latest_ms, warned: None };
-        Ok(IdClock {
+        let ids = IdClock {
             broker_id,
             path,
             disk,
@@ -89,7 +91,37 @@ impl IdClock {
             state: Mutex::new(state),
             writing: Mutex::new(()),
             low: AtomicBool::new(true),
-        })
+            told_of_other: AtomicBool::new(false),
+        };
+        ids.tell_of_other(ids.other_broker_of_mark(mark));
+        Ok(ids)
+    }
+
+    /// Takes notice of the newest id of a log at the opening, which tells whose log that is.
+    pub(crate) fn found_at_start(&self, id: MessageId) {
+        self.tell_of_other(Some(broker_of(id.0)).filter(|_| id.0 <= FOUND_ID_MAX));
+        self.found(id);
+    }
+
+    /// A mark is an id that is given next, or the one behind the last that was given, whose sequence may have been full.
+    fn other_broker_of_mark(&self, mark: i64) -> Option<i64> {
+        let is_own = [mark, mark - 1].map(broker_of).contains(&self.broker_id.get().into());
+        (mark > 0 && !is_own).then(|| broker_of(mark))
+    }
+
+    /// Once: each log would tell the same.
+    fn tell_of_other(&self, broker: Option<i64>) {
+        let own = i64::from(self.broker_id.get());
+        if let Some(other) = broker.filter(|broker| *broker != own)
+            && !self.told_of_other.swap(true, Ordering::Relaxed)
+        {
+            tracing::warn!(
+                brokerId = own, before = other, ids = %self.path.display(),
+                "the newest messages here are of another brokerId: consumers that stand somewhere in them are known under \
+                 that one, and those of this one stand in other messages; if brokerId or dataPath is a mistake, stop and \
+                 correct it before anything is put"
+            );
+        }
     }
 
     /// Blocks on the disk only when the reserve is used up, which the committer prevents.
@@ -227,6 +259,10 @@ fn time_of(id: i64) -> i64 {
     id >> TIME_SHIFT
 }
 
+fn broker_of(id: i64) -> i64 {
+    id >> BROKER_SHIFT & 1023
+}
+
 fn id_at(time_ms: i64, broker_id: BrokerId) -> i64 {
     time_ms.min(i64::MAX >> TIME_SHIFT) << TIME_SHIFT | i64::from(broker_id.get()) << BROKER_SHIFT
 }
@@ -239,7 +275,7 @@ fn following(last: i64, wall_ms: i64, broker_id: BrokerId) -> i64 {
     }
     // The clock stands still, is behind, or more ids than a millisecond holds were asked for.
     let next = last + 1;
-    let same_broker = next >> BROKER_SHIFT & 1023 == i64::from(broker_id.get());
+    let same_broker = broker_of(next) == i64::from(broker_id.get());
     if same_broker && next & SEQUENCE_MAX != 0 { next } else { id_at(time_of(last) + 1, broker_id) }
 }
 
@@ -332,6 +368,29 @@ mod tests {
         let last = ids.next().unwrap();
         ids.close().unwrap();
         assert_eq!(case.open(7).next().unwrap().0, last.0 + 1);
+    }
+
+    #[test]
+    fn data_of_another_broker_is_told_of_and_own_data_never() {
+        let case = Case::new();
+        let told = |ids: &IdClock| ids.told_of_other.load(Ordering::Relaxed);
+        for stop in [IdClock::reserve, IdClock::close] {
+            let ids = case.open(7);
+            assert!(!told(&ids), "a new directory, or its own");
+            // The last id before a stop may be the last of its millisecond.
+            ids.take(SEQUENCE_MAX as usize + 1, |_| {}).unwrap();
+            stop(&ids).unwrap();
+            assert!(!told(&case.open(7)));
+            assert!(told(&case.open(9)));
+        }
+        let logs = Case::new();
+        let ids = logs.open(7);
+        ids.found_at_start(MessageId(id_at(5, BrokerId::new(7).unwrap())));
+        ids.found_at_start(MessageId(i64::MAX));
+        assert!(!told(&ids));
+        // As a Java broker gives them: the example of "3. Message ids".
+        ids.found_at_start(MessageId(-5_468_931_796_009_734_144));
+        assert!(told(&ids));
     }
 
     #[test]

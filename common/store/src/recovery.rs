@@ -84,7 +84,7 @@ pub(crate) fn recover_all(
                 note(&mut report, &place.id, &loaded);
                 compare_with_mark(&place.id, &loaded, clean);
                 if let Some(id) = loaded.highest_id {
-                    shared.ids.found(id);
+                    shared.ids.found_at_start(id);
                 }
                 let rules = rules(&place.id.topic);
                 let (segments, end, records) = (loaded.segments, loaded.end, loaded.records);
