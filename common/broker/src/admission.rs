@@ -1,20 +1,67 @@
 //! What the node takes on at all: connections, bytes on their way into the store, room on the disk.
 
-use metaq_types::limits::{APPEND_QUEUE_BYTES_MAX, CONNECTIONS_MAX};
+use metaq_types::limits::{APPEND_QUEUE_BYTES_MAX, CONNECTIONS_MAX, CONNECTIONS_REFUSED_MAX};
 use parking_lot::Mutex;
+use rustix::process::{Resource, getrlimit};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 /// Shared by all connections of a node.
-#[derive(Default)]
 pub(crate) struct Admission {
     connections: AtomicUsize,
+    pub(crate) room: Room,
     /// Bytes of puts accepted and not yet answered.
     pub(crate) in_flight: Arc<AtomicUsize>,
     disk_low: AtomicBool,
     low_paths: Mutex<Vec<LowPath>>,
 }
+
+/// How many connections there may be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Room {
+    pub(crate) connections: usize,
+    /// Beyond those, kept for a moment to be told so.
+    pub(crate) refused: usize,
+    /// The limit of open files of this process, where that leaves room for fewer than [`CONNECTIONS_MAX`].
+    files: Option<usize>,
+}
+
+impl Room {
+    /// What a process has that may have so many files open at once, segments, those of its own and the console's included.
+    fn within(files: usize) -> Room {
+        let left = files.saturating_sub(metaq_store::open_files_max(files));
+        let refused = CONNECTIONS_REFUSED_MAX.min(left / 8);
+        let connections = left.saturating_sub(refused + OWN_FILES.min(left / 4)).max(1);
+        Room {
+            connections: connections.min(CONNECTIONS_MAX),
+            refused,
+            files: (connections < CONNECTIONS_MAX).then_some(files),
+        }
+    }
+
+    /// That there is none, and why, in words.
+    pub(crate) fn used_up(&self) -> String {
+        let why = match self.files {
+            Some(files) => format!(" with a limit of {files} open files (ulimit -n, LimitNOFILE)"),
+            None => String::new(),
+        };
+        format!("the broker has {} connections, which is its limit{why}", self.connections)
+    }
+
+    /// What an operator is to know of it at a start.
+    pub(crate) fn warning(&self) -> Option<String> {
+        let files = self.files?;
+        Some(format!(
+            "the limit of {files} open files leaves room for {} connections; raise it (ulimit -n, LimitNOFILE) to have \
+             {CONNECTIONS_MAX}",
+            self.connections
+        ))
+    }
+}
+
+/// Descriptors that are neither segments nor connections: the journal, the write-ahead log, the console's, a registry's.
+const OWN_FILES: usize = 256;
 
 /// A data path with less free space than it is to have.
 #[derive(Clone, Debug)]
@@ -28,10 +75,23 @@ pub(crate) struct LowPath {
 /// A connection that was let in; counts until it is dropped.
 pub(crate) struct Admitted(Arc<Admission>);
 
+impl Default for Admission {
+    fn default() -> Admission {
+        let files = getrlimit(Resource::Nofile).current.and_then(|files| usize::try_from(files).ok());
+        Admission {
+            connections: AtomicUsize::new(0),
+            room: Room::within(files.unwrap_or(usize::MAX)),
+            in_flight: Arc::default(),
+            disk_low: AtomicBool::new(false),
+            low_paths: Mutex::default(),
+        }
+    }
+}
+
 impl Admission {
     /// A place for one more connection, if there is one.
     pub(crate) fn connection(self: &Arc<Self>) -> Option<Admitted> {
-        if self.connections.fetch_add(1, Ordering::Relaxed) < CONNECTIONS_MAX {
+        if self.connections.fetch_add(1, Ordering::Relaxed) < self.room.connections {
             return Some(Admitted(Arc::clone(self)));
         }
         self.connections.fetch_sub(1, Ordering::Relaxed);
@@ -82,5 +142,23 @@ impl Admission {
 impl Drop for Admitted {
     fn drop(&mut self) {
         self.0.connections.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn connections_leave_room_for_files() {
+        let plenty = Room { connections: CONNECTIONS_MAX, refused: CONNECTIONS_REFUSED_MAX, files: None };
+        for files in [usize::MAX, 1 << 20, 16 * 1024] {
+            assert_eq!(Room::within(files), plenty, "{files}");
+        }
+        for (files, connections) in [(4096, 2560), (1024, 320), (64, 20), (0, 1)] {
+            let room = Room::within(files);
+            assert_eq!((room.connections, room.files), (connections, Some(files)));
+            assert!(room.used_up().contains(&format!("limit of {files} open files")), "{}", room.used_up());
+        }
     }
 }

@@ -1,9 +1,9 @@
 //! What a peer gets for which there is no room.
 
+use crate::admission::Room;
 use crate::answer::Answer;
 use crate::outbound::malformed;
 use bytes::{Buf, BytesMut};
-use metaq_types::limits::CONNECTIONS_MAX;
 use metaq_types::{Opaque, Status};
 use metaq_wire::skip;
 use std::io;
@@ -19,14 +19,14 @@ const KEPT: Duration = Duration::from_secs(1);
 const READ_BYTES: usize = 1024;
 
 /// Refuses whatever is asked within [`KEPT`], then closes. May be cancelled at any point.
-pub(crate) async fn refuse(mut stream: impl AsyncRead + AsyncWrite + Unpin) {
+pub(crate) async fn refuse(mut stream: impl AsyncRead + AsyncWrite + Unpin, room: Room) {
     let mut answered = false;
-    let conversation = converse(&mut stream, &mut answered);
+    let conversation = converse(&mut stream, room, &mut answered);
     match timeout_at(Instant::now() + KEPT, conversation).await {
         // The peer has gone, or is told already what is wrong with what it sent.
         Ok(_) => {}
         // Nothing was written yet, so the system has room for this.
-        Err(_) if !answered => drop(stream.write(&refusal(Opaque::NONE)).await),
+        Err(_) if !answered => drop(stream.write(&refusal(Opaque::NONE, room)).await),
         Err(_) => {}
     }
     let _ = stream.shutdown().await;
@@ -38,7 +38,11 @@ pub(crate) async fn hold() {
 }
 
 /// Answers each request from its header line alone and throws its body away.
-async fn converse(stream: &mut (impl AsyncRead + AsyncWrite + Unpin), answered: &mut bool) -> io::Result<()> {
+async fn converse(
+    stream: &mut (impl AsyncRead + AsyncWrite + Unpin),
+    room: Room,
+    answered: &mut bool,
+) -> io::Result<()> {
     let mut input = BytesMut::new();
     let mut body_bytes = 0;
     loop {
@@ -59,7 +63,7 @@ async fn converse(stream: &mut (impl AsyncRead + AsyncWrite + Unpin), answered: 
                     body_bytes = skipped.body_bytes as usize;
                     if let Some(opaque) = skipped.opaque {
                         *answered = true;
-                        stream.write_all(&refusal(opaque)).await?;
+                        stream.write_all(&refusal(opaque, room)).await?;
                     }
                 }
                 Err(error) => {
@@ -73,10 +77,10 @@ async fn converse(stream: &mut (impl AsyncRead + AsyncWrite + Unpin), answered: 
 }
 
 /// The answer to any request.
-pub(crate) fn refusal(opaque: Opaque) -> BytesMut {
+pub(crate) fn refusal(opaque: Opaque, room: Room) -> BytesMut {
     let reason = format!(
-        "not executed: the broker has {CONNECTIONS_MAX} connections, which is its limit; close some that nobody needs or \
-         move clients to another broker, then try again"
+        "not executed: {}; close some that nobody needs or move clients to another broker, then try again",
+        room.used_up()
     );
     let mut text = BytesMut::new();
     let _ = Answer::text(Status::ServiceUnavailable, reason).encode(opaque, &mut text);
@@ -86,6 +90,7 @@ pub(crate) fn refusal(opaque: Opaque) -> BytesMut {
 #[cfg(test)]
 mod tests {
     use super::{KEPT, refuse};
+    use crate::admission::Admission;
     use crate::node::{Node, NodeOptions, NodeRole};
     use crate::settings::rules_for;
     use metaq_config::{BrokerConfig, Live};
@@ -94,7 +99,6 @@ mod tests {
     use metaq_net::tls::ClientAuth;
     use metaq_store::{Store, StoreOptions};
     use metaq_types::BrokerId;
-    use metaq_types::limits::{CONNECTIONS_MAX, CONNECTIONS_REFUSED_MAX};
     use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
     use std::path::Path;
     use std::sync::Arc;
@@ -147,7 +151,7 @@ mod tests {
         let node = node(&directory);
         let admission = &node.shared().admission;
         let places: Vec<_> = std::iter::from_fn(|| admission.connection()).collect();
-        assert_eq!(places.len(), CONNECTIONS_MAX);
+        assert_eq!(places.len(), admission.room.connections);
         let requests = ["", "version 7\r\n", "get test group 0 0 1024 7\r\nversion 8\r\n"];
         let (silent, one, two) =
             tokio::join!(told(&node, requests[0]), told(&node, requests[1]), told(&node, requests[2]));
@@ -156,7 +160,7 @@ mod tests {
             let heads = text.lines().filter(|line| line.contains("result 503 "));
             let answered: Vec<_> = heads.filter_map(|head| head.rsplit(' ').next()).collect();
             assert_eq!(answered, opaques, "{text:?}");
-            assert!(text.contains("not executed: ") && text.contains("10000 connections"), "{text:?}");
+            assert!(text.contains("not executed: ") && text.contains(&admission.room.used_up()), "{text:?}");
         }
         assert_eq!(node.refusals().count(Reason::Full), 3);
         drop(places);
@@ -203,7 +207,7 @@ mod tests {
         let node = node(&directory);
         let _places: Vec<_> = std::iter::from_fn(|| node.shared().admission.connection()).collect();
         let mut kept = Vec::new();
-        for _ in 0..CONNECTIONS_REFUSED_MAX {
+        for _ in 0..node.shared().admission.room.refused {
             kept.push(TcpStream::connect(node.address()).await.unwrap());
         }
         let (text, held) = told(&node, "").await;
@@ -216,7 +220,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn bodies_are_thrown_away_and_nonsense_is_named() {
         let (mut peer, stream) = tokio::io::duplex(64 * 1024);
-        let refusing = tokio::spawn(refuse(stream));
+        let refusing = tokio::spawn(refuse(stream, Admission::default().room));
         let body = vec![b'x'; 3 * 1024 * 1024];
         peer.write_all(format!("put test 0 {} 0 7\r\n", body.len()).as_bytes()).await.unwrap();
         peer.write_all(&body).await.unwrap();
@@ -232,7 +236,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn who_does_not_read_is_not_waited_for() {
         let (mut peer, stream) = tokio::io::duplex(256);
-        let refusing = tokio::spawn(refuse(stream));
+        let refusing = tokio::spawn(refuse(stream, Admission::default().room));
         let from = Instant::now();
         let writing = async { while peer.write_all(b"version 7\r\n").await.is_ok() {} };
         let (_, refused) = tokio::join!(tokio::time::timeout(2 * KEPT, writing), refusing);

@@ -25,12 +25,10 @@ use metaq_link::lag::LogEnd;
 use metaq_link::replica_report::ReplicaLine;
 use metaq_link::replicas::Replicas;
 use metaq_net::certs::Identity;
-use metaq_net::refusals::{Reason, Refusals};
+use metaq_net::refusals::{Reason, Refusals, Seldom};
 use metaq_store::{Partition, Store};
 use metaq_txn::Coordinator;
-use metaq_types::limits::{
-    CONNECTION_IDLE_MAX, CONNECTIONS_MAX, CONNECTIONS_REFUSED_MAX, MESSAGE_BYTES_MAX, RECORD_HEADER_BYTES,
-};
+use metaq_types::limits::{CONNECTION_IDLE_MAX, MESSAGE_BYTES_MAX, RECORD_HEADER_BYTES};
 use metaq_types::{BrokerId, Opaque, PartitionId, SlaveId, Status};
 use parking_lot::Mutex;
 use std::collections::{BTreeSet, HashMap};
@@ -166,6 +164,9 @@ impl Node {
             stop: CancellationToken::new(),
             sessions: Mutex::default(),
         });
+        if let Some(warning) = shared.admission.room.warning() {
+            warn!("{warning}");
+        }
         let accepting = CancellationToken::new();
         let tasks = TaskTracker::new();
         let listener = {
@@ -368,7 +369,8 @@ pub(crate) fn log_end(partition: &Partition) -> LogEnd {
 }
 
 async fn accept(listener: TcpListener, shared: Arc<Shared>, accepting: CancellationToken, tasks: TaskTracker) {
-    let refused = Arc::new(Semaphore::new(CONNECTIONS_REFUSED_MAX));
+    let refused = Arc::new(Semaphore::new(shared.admission.room.refused));
+    let mut failed = Seldom::default();
     loop {
         let accepted = tokio::select! {
             accepted = listener.accept() => accepted,
@@ -381,7 +383,9 @@ async fn accept(listener: TcpListener, shared: Arc<Shared>, accepting: Cancellat
             },
             Err(error) => {
                 // Out of descriptors or memory: those who are in go on, newcomers wait in the backlog.
-                warn!(%error, "cannot accept a connection");
+                if let Some(since_last_line) = failed.line_is_due(Instant::now()) {
+                    warn!(%error, since_last_line, "cannot accept a connection");
+                }
                 tokio::time::sleep(Duration::from_millis(100)).await;
             }
         }
@@ -401,16 +405,16 @@ fn admit(stream: TcpStream, peer: SocketAddr, admitted: Admitted, shared: &Arc<S
 
 /// Sends a connection away for which there is no room: after a moment, or at once while too many are being sent away.
 fn refuse(stream: TcpStream, peer: SocketAddr, places: &Arc<Semaphore>, shared: &Arc<Shared>, tasks: &TaskTracker) {
-    let detail = format!("the broker has {CONNECTIONS_MAX} connections, which is its limit");
-    shared.refusals.refuse(Reason::Full, peer, &detail);
+    let room = shared.admission.room;
+    shared.refusals.refuse(Reason::Full, peer, &room.used_up());
     let Ok(place) = Arc::clone(places).try_acquire_owned() else {
-        let _ = stream.try_write(&full::refusal(Opaque::NONE));
+        let _ = stream.try_write(&full::refusal(Opaque::NONE, room));
         return;
     };
     let shared = Arc::clone(shared);
     tasks.spawn(async move {
         tokio::select! {
-            () = full::refuse(stream) => {}
+            () = full::refuse(stream, room) => {}
             () = shared.stopping() => {}
         }
         drop(place);

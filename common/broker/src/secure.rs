@@ -7,10 +7,10 @@ use crate::node::{Node, Shared};
 use crate::transport::Staged;
 use metaq_net::certs::Identity;
 use metaq_net::quic::{Connection, Listener};
-use metaq_net::refusals::{Reason, Refusals};
+use metaq_net::refusals::{Reason, Refusals, Seldom};
 use metaq_net::tls::{self, ClientAuth};
 use metaq_types::SlaveId;
-use metaq_types::limits::{CONNECTION_PARKED_MAX, CONNECTIONS_MAX, CONNECTIONS_REFUSED_MAX};
+use metaq_types::limits::CONNECTION_PARKED_MAX;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::{Arc, OnceLock};
@@ -82,8 +82,7 @@ impl Door {
     fn admit(&self, peer: SocketAddr) -> Option<Admitted> {
         let admitted = self.shared.admission.connection();
         if admitted.is_none() {
-            let detail = format!("the broker has {CONNECTIONS_MAX} connections, which is its limit");
-            self.refusals().refuse(Reason::Full, peer, &detail);
+            self.refusals().refuse(Reason::Full, peer, &self.shared.admission.room.used_up());
         }
         admitted
     }
@@ -94,7 +93,8 @@ impl Door {
 }
 
 async fn accept_tls(listener: TcpListener, identity: Arc<Identity>, auth: ClientAuth, door: Door) {
-    let refused = Arc::new(Semaphore::new(CONNECTIONS_REFUSED_MAX));
+    let mut failed = Seldom::default();
+    let refused = Arc::new(Semaphore::new(door.shared.admission.room.refused));
     loop {
         let accepted = tokio::select! {
             accepted = listener.accept() => accepted,
@@ -113,7 +113,9 @@ async fn accept_tls(listener: TcpListener, identity: Arc<Identity>, auth: Client
                 }
             },
             Err(error) => {
-                warn!(%error, "cannot accept a TLS connection");
+                if let Some(since_last_line) = failed.line_is_due(std::time::Instant::now()) {
+                    warn!(%error, since_last_line, "cannot accept a TLS connection");
+                }
                 tokio::time::sleep(Duration::from_millis(100)).await;
             }
         }

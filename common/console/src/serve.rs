@@ -11,12 +11,13 @@ use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use metaq_broker::NodeView;
+use metaq_net::refusals::Seldom;
 use metaq_registry::State;
 use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::net::SocketAddr;
 use std::sync::{Arc, OnceLock};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tokio_util::task::AbortOnDropHandle;
@@ -62,6 +63,7 @@ impl Console {
 async fn serve(address: SocketAddr, watched: Watched) {
     let listener = listen(address).await;
     let mut open = VecDeque::with_capacity(CONNECTIONS_MAX);
+    let mut failed = Seldom::default();
     loop {
         match listener.accept().await {
             Ok((stream, _)) => {
@@ -76,7 +78,9 @@ async fn serve(address: SocketAddr, watched: Watched) {
                 })));
             }
             Err(error) => {
-                warn!(%error, "the console cannot accept a connection");
+                if let Some(since_last_line) = failed.line_is_due(Instant::now()) {
+                    warn!(%error, since_last_line, "the console cannot accept a connection");
+                }
                 tokio::time::sleep(LISTEN_PAUSE).await;
             }
         }

@@ -73,14 +73,27 @@ impl Reason {
 #[derive(Debug, Default)]
 pub struct Refusals {
     counts: [AtomicU64; Reason::ALL.len()],
-    said: Mutex<[Said; Reason::ALL.len()]>,
+    said: Mutex<[Seldom; Reason::ALL.len()]>,
 }
 
+/// Keeps what happens again and again from filling the log.
 #[derive(Debug, Default, Clone, Copy)]
-struct Said {
+pub struct Seldom {
     at: Option<Instant>,
-    /// Refused since, without a line.
+    /// Times since, without a line.
     silent: u64,
+}
+
+impl Seldom {
+    /// It happened again: how many times it did without a line since the last one, when a line is due.
+    pub fn line_is_due(&mut self, now: Instant) -> Option<u64> {
+        if self.at.is_some_and(|at| now.duration_since(at) < LINE_INTERVAL) {
+            self.silent += 1;
+            return None;
+        }
+        self.at = Some(now);
+        Some(std::mem::take(&mut self.silent))
+    }
 }
 
 impl Refusals {
@@ -97,15 +110,8 @@ impl Refusals {
         self.counts[reason.index()].load(Relaxed)
     }
 
-    /// How many went without a line since the last one, when a line is due.
     fn line_is_due(&self, reason: Reason, now: Instant) -> Option<u64> {
-        let said = &mut self.said.lock()[reason.index()];
-        if said.at.is_some_and(|at| now.duration_since(at) < LINE_INTERVAL) {
-            said.silent += 1;
-            return None;
-        }
-        said.at = Some(now);
-        Some(std::mem::take(&mut said.silent))
+        self.said.lock()[reason.index()].line_is_due(now)
     }
 }
 

@@ -71,10 +71,15 @@ impl FileCache {
     }
 }
 
-/// Segments must not take the descriptors that connections need.
-pub(crate) fn open_files_max() -> usize {
-    let limit = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX) / 2;
-    usize::try_from(limit).unwrap_or(usize::MAX).min(OPEN_FILES_MAX)
+/// How many of the files that a process may have open are segments: they must not take what connections need.
+pub fn open_files_max(of: usize) -> usize {
+    OPEN_FILES_MAX.min(of / 2)
+}
+
+/// The same for this process.
+pub(crate) fn open_files_max_here() -> usize {
+    let limit = getrlimit(Resource::Nofile).current.and_then(|files| usize::try_from(files).ok());
+    open_files_max(limit.unwrap_or(usize::MAX))
 }
 
 #[cfg(test)]

@@ -3,7 +3,7 @@ use crate::committer::{COMMITTERS, Committers};
 use crate::disk::{Disk, OsDisk, create_dirs};
 use crate::ended::{self, Ended};
 use crate::errors::{CloseError, CreateError, OpenError};
-use crate::files::{FileCache, open_files_max};
+use crate::files::{FileCache, open_files_max_here};
 use crate::full::Full;
 use crate::ids::{IdClock, WallClock};
 use crate::kind;
@@ -125,7 +125,7 @@ impl Store {
         let shared = Arc::new(Shared {
             wal,
             disk,
-            files: FileCache::new(open_files_max()),
+            files: FileCache::new(open_files_max_here()),
             ids,
             committers: Committers::default(),
             releases: Releases::default(),

@@ -1,8 +1,11 @@
 //! Field cases of the wire: F31, F48, F49, and everything `wire-protocol` lists as malformed.
 
 use anyhow::{Context, Result};
+use metaq_harness::ports::free_address;
 use metaq_harness::process::{Site, wait_until};
 use metaq_harness::raw::{Raw, Reply};
+use std::io::{Read, Write};
+use std::net::TcpStream;
 use std::time::Duration;
 
 fn crc(body: &[u8]) -> i64 {
@@ -307,6 +310,45 @@ fn a_half_closed_peer_gets_its_answers() -> Result<()> {
     assert_eq!(replies.iter().map(|reply| reply.opaque).collect::<Vec<_>>(), [1, 2, 3, 4]);
     assert!(replies[1].is_value && replies[3].code == 200, "{replies:?}");
     assert!(raw.is_closed()?);
+    Ok(())
+}
+
+/// Where the system allows few open files, it is connections that are refused, in words; those who are in go on, and the
+/// broker has the files it needs.
+#[test]
+fn a_low_limit_of_open_files_refuses_newcomers_and_nobody_else() -> Result<()> {
+    let mut site = Site::new()?;
+    let console = free_address()?;
+    site.set("dashboardHttpPort", &console.port().to_string()).topic("wide", &[("numPartitions", "20")]);
+    site.launch_by(["sh", "-c", "ulimit -n 64 && exec \"$0\" \"$@\""].map(str::to_owned).to_vec());
+    let broker = site.start_master(&[])?;
+    let log = broker.log_text();
+    assert!(log.contains("the limit of 64 open files leaves room for 20 connections; raise it (ulimit -n"), "{log}");
+    let mut bystander = Raw::connect(&broker.address)?;
+    bystander.put("wide", 0, b"x")?;
+    let mut crowd = (0..60).map(|_| Raw::connect(&broker.address)).collect::<Result<Vec<_>>>()?;
+    let mut served = 0;
+    for raw in &mut crowd {
+        // The last ones are told before they ask.
+        let _ = raw.send(b"version 1\r\n");
+        let reply = raw.reply()?;
+        served += usize::from(reply.code == 200);
+        let told = reply.text().contains("20 connections, which is its limit with a limit of 64 open files");
+        assert!(reply.code == 200 || reply.code == 503 && told, "{reply:?}");
+    }
+    assert!((10..20).contains(&served), "{served} of 60 were served");
+    for partition in 0..20 {
+        bystander.put("wide", partition, b"x")?.stored()?;
+    }
+    let mut http = TcpStream::connect(console)?;
+    http.write_all(b"GET /healthz HTTP/1.0\r\n\r\n")?;
+    let mut answer = String::new();
+    http.read_to_string(&mut answer)?;
+    assert!(answer.contains(" 200 OK"), "{answer}");
+    drop(crowd);
+    wait_until("there is room again", || {
+        Ok(Raw::connect(&broker.address)?.ask("version 2").ok().filter(|r| r.code == 200))
+    })?;
     Ok(())
 }
 
