@@ -97,10 +97,10 @@ impl Inner {
 
     /// One run of entries that says all there is to say about a transaction, with the ids its messages have.
     async fn tell_one_again(&self, number: Number, state: &State) -> Result<(), String> {
-        let (key, messages) = {
+        let (key, messages, lost) = {
             let mut table = self.table.lock();
             let transaction = table.get(number).ok_or("it is gone")?;
-            (transaction.key.clone(), transaction.messages.clone())
+            (transaction.key.clone(), transaction.messages.clone(), transaction.lost)
         };
         let outcome = if let State::Ended(outcome) = state { Some(*outcome) } else { None };
         let mut records = vec![self.entry_record(encode(number, &key, &What::Again { outcome }))?];
@@ -111,7 +111,8 @@ impl Inner {
             records.push(BatchRecord { id: header.id, flag: 0, checksum: header.checksum, body });
         }
         if outcome.is_none() {
-            records.push(self.entry_record(encode(number, &key, &What::Prepare))?);
+            let prepared = What::Prepare { messages: Some(messages.len() as u32 + lost) };
+            records.push(self.entry_record(encode(number, &key, &prepared))?);
         }
         let lengths: Vec<u64> = records.iter().map(|record| 20 + record.body.len() as u64).collect();
         let (ack, appended) = ack();

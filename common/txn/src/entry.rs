@@ -36,7 +36,10 @@ pub(crate) enum What {
         flag: i32,
         body: Bytes,
     },
-    Prepare,
+    /// `messages`: how many it has. Not known of entries of the first versions, and then not written either.
+    Prepare {
+        messages: Option<u32>,
+    },
     /// The decision. `by_operator`: and a coordinator is to be told so later.
     Commit {
         by_operator: bool,
@@ -71,7 +74,7 @@ impl What {
     const fn tag(&self) -> u8 {
         match self {
             What::Put { .. } => 1,
-            What::Prepare => 2,
+            What::Prepare { .. } => 2,
             What::Commit { .. } => 3,
             What::Applied { .. } => 4,
             What::Rollback { .. } => 5,
@@ -103,7 +106,8 @@ pub(crate) fn encode(number: Number, key: &impl Display, what: &What) -> Bytes {
         What::Applied { parts } => put_parts(&mut out, parts),
         What::Rollback { by_operator } => out.put_u8((*by_operator).into()),
         What::Again { outcome } => out.put_u8(outcome_code(*outcome)),
-        What::Prepare | What::Complete | What::Forget => {}
+        What::Prepare { messages } => messages.iter().for_each(|messages| out.put_u32(*messages)),
+        What::Complete | What::Forget => {}
     }
     out.freeze()
 }
@@ -173,7 +177,8 @@ pub(crate) fn decode(bytes: &[u8]) -> Result<Entry, NoEntry> {
             let flag = rest.try_get_i32().map_err(|_| SHORT)?;
             What::Put { partition, flag, body: Bytes::copy_from_slice(rest) }
         }
-        2 => What::Prepare,
+        2 if rest.is_empty() => What::Prepare { messages: None },
+        2 => What::Prepare { messages: Some(rest.try_get_u32().map_err(|_| SHORT)?) },
         3 => What::Commit { by_operator: get_bool(&mut rest)?, parts: get_parts(&mut rest)? },
         4 => What::Applied { parts: get_parts(&mut rest)? },
         5 => What::Rollback { by_operator: get_bool(&mut rest)? },
@@ -232,7 +237,8 @@ mod tests {
         let parts = vec![part("订单-x-3", 7, 2), part("b-0", u64::MAX >> 1, 1)];
         let mut all = vec![
             What::Put { partition: parts[0].partition.clone(), flag: -1, body: Bytes::from_static(b"\0body") },
-            What::Prepare,
+            What::Prepare { messages: None },
+            What::Prepare { messages: Some(2) },
             What::Commit { by_operator: true, parts: parts.clone() },
             What::Applied { parts },
             What::Rollback { by_operator: false },
@@ -252,7 +258,8 @@ mod tests {
             let entry = decode(&bytes).unwrap();
             assert_eq!(entry, Entry { number: 9, key: "XID:1:aa:bb:q".to_owned(), what: what.clone() });
             let least = if matches!(what, What::Put { .. }) { bytes.len() - 5 } else { bytes.len() };
-            for cut in 0..least {
+            let is_old = |cut| what == What::Prepare { messages: Some(2) } && cut == bytes.len() - 4;
+            for cut in (0..least).filter(|cut| !is_old(*cut)) {
                 assert!(decode(&bytes[..cut]).is_err(), "{what:?} cut at {cut}");
             }
         }
@@ -260,7 +267,7 @@ mod tests {
 
     #[test]
     fn another_form_and_a_wild_count_are_refused() {
-        let mut bytes = encode(9, &"k", &What::Prepare).to_vec();
+        let mut bytes = encode(9, &"k", &What::Prepare { messages: None }).to_vec();
         bytes[0] = 2;
         let told = decode(&bytes).unwrap_err().to_string();
         assert!(told.contains("its form is unknown") && told.contains("start that again"), "says what to do: {told}");

@@ -85,7 +85,7 @@ fn tell(store: &Store, journal: &Arc<Partition>, number: Number, old: &OldTransa
         Ok(())
     };
     if old.prepared {
-        note(What::Prepare)?;
+        note(What::Prepare { messages: Some(old.puts.len() as u32) })?;
     }
     if let Some(stored) = &old.commit {
         note(What::Commit { by_operator: false, parts: parts(store, old, stored) })?;

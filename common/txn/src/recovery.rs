@@ -4,6 +4,7 @@ use crate::coordinator::{OpenError, Settings, partition_of};
 use crate::entry::{Number, Part, What, encode};
 use crate::original;
 use crate::replay::{Decision, History, Logged, Past, replay};
+use crate::reply::Refused;
 use crate::table::{State, Table};
 use crate::work::{ack, read_message};
 use metaq_store::{AppendError, Appended, BatchRecord, Partition, RulesFor, Store};
@@ -90,6 +91,11 @@ impl Recovery<'_> {
             } else if past.prepared {
                 let transaction = self.table.restore(number, &key, State::Prepared, past.first, now);
                 add_messages(transaction, &past.messages);
+                transaction.lost = past.lost();
+                if transaction.lost > 0 {
+                    let reason = Refused::lost(&key, transaction.lost);
+                    self.recovered.trouble.push(format!("the prepared branch '{key}': {}", reason.text()));
+                }
             } else if past.applied.is_empty() {
                 self.enter(number, &past.key, &What::Rollback { by_operator: false })?;
                 self.recovered.rolled_back += 1;

@@ -22,6 +22,8 @@ pub(crate) struct Past {
     pub(crate) first: Offset,
     pub(crate) messages: Vec<Logged>,
     pub(crate) prepared: bool,
+    /// How many messages it was prepared with, where that is known.
+    pub(crate) prepared_with: Option<u32>,
     /// The decision to commit.
     pub(crate) commit: Option<Decision>,
     /// Where batches are that were stored.
@@ -74,7 +76,10 @@ impl History {
         let past = self.transactions.entry(number).or_insert_with(|| Past { key, first: at, ..Past::default() });
         match what {
             What::Put { partition, .. } => past.messages.push(Logged { id, at, bytes, partition }),
-            What::Prepare => past.prepared = true,
+            What::Prepare { messages } => {
+                past.prepared = true;
+                past.prepared_with = messages;
+            }
             What::Commit { by_operator, parts } => past.commit = Some(Decision { at, by_operator, parts }),
             What::Applied { parts } => {
                 past.applied.retain(|old| parts.iter().all(|new| new.partition != old.partition));
@@ -100,6 +105,11 @@ impl Past {
     /// Those for one of its partitions.
     pub(crate) fn messages_for(&self, part: &Part) -> Vec<&Logged> {
         self.messages.iter().filter(|message| message.partition == part.partition).collect()
+    }
+
+    /// How many messages of a prepared branch the journal no longer has.
+    pub(crate) fn lost(&self) -> u32 {
+        self.prepared_with.map_or(0, |messages| messages.saturating_sub(self.messages.len() as u32))
     }
 
     pub(crate) fn applied_to(&self, part: &Part) -> Option<&Part> {

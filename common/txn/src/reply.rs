@@ -103,6 +103,20 @@ impl Refused {
         Refused::of(key, XA_RESOURCE_FAILED, text)
     }
 
+    /// Damage of the journal took messages of a prepared branch: to store the others is for a person to decide.
+    pub(crate) fn lost(key: &TransactionKey, messages: u32) -> Refused {
+        let text = format!(
+            "{messages} of its messages are lost with damaged bytes of the journal; it stays prepared until it is rolled \
+             back, by its coordinator or 'metaq txn rollback', or 'metaq txn commit' has the others stored"
+        );
+        Refused::of(key, XA_RESOURCE_FAILED, text)
+    }
+
+    /// Without the code.
+    pub(crate) fn text(&self) -> &str {
+        &self.text
+    }
+
     /// Prepared, but a promoted slave may not know it: the coordinator must not count on it.
     pub(crate) fn prepared_alone(key: &TransactionKey) -> Refused {
         let text = "prepared here, not confirmed by the quorum: roll it back, or commit it when the members are back";

@@ -164,6 +164,7 @@ impl Table {
             state,
             was_prepared,
             messages: Vec::new(),
+            lost: 0,
             held: Vec::new(),
             held_bytes: 0,
             targets: Vec::new(),

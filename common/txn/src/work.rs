@@ -102,7 +102,9 @@ impl Inner {
             return Err(Refused::unavailable(key, reason));
         }
         let held = self.take_held(number);
-        match self.enter_behind(&held, number, key, &What::Prepare).await {
+        let placed_before = self.table.lock().get(number).map_or(0, |transaction| transaction.messages.len());
+        let prepare = What::Prepare { messages: Some((placed_before + held.len()) as u32) };
+        match self.enter_behind(&held, number, key, &prepare).await {
             Ok(appended) => {
                 {
                     let mut table = self.table.lock();

@@ -48,12 +48,18 @@ async fn a_damaged_entry_costs_itself_only() {
         fs::write(&segment, bytes).unwrap();
         let (store, coordinator, recovered) = place.open_with_trouble(sound()).unwrap();
         assert_eq!(coordinator.recover(None), [A, B]);
-        assert_eq!(recovered.trouble.len(), 1, "{:?}", recovered.trouble);
-        assert!(recovered.trouble[0].contains("damaged"), "{:?}", recovered.trouble);
-        for name in [A, B] {
-            command(&coordinator, Command::CommitTwoPhase, name).unwrap();
-        }
+        let [bytes, branch] = &recovered.trouble[..] else { panic!("{:?}", recovered.trouble) };
+        assert!(bytes.contains("damaged") && branch.contains(A) && branch.contains("1 of its messages"), "{branch}");
+        command(&coordinator, Command::CommitTwoPhase, B).unwrap();
         assert_eq!(count(&store, &place, B), [2, 2]);
+        // Its coordinator is not told that all of it was stored.
+        for commit in [Command::CommitOnePhase, Command::CommitTwoPhase] {
+            let told = command(&coordinator, commit, A).unwrap_err().to_string();
+            assert!(told.starts_with("XAException:code=-7,") && told.contains("metaq txn"), "{told}");
+        }
+        assert_eq!(coordinator.recover(None), [A], "nor is it over");
+        assert_eq!(count(&store, &place, A), [0, 0]);
+        command(&coordinator, Command::OperatorCommit, A).unwrap();
         assert_eq!(count(&store, &place, A).iter().sum::<usize>(), 3, "all but the damaged message");
     })
     .await;

@@ -88,6 +88,9 @@ impl Table {
                 return Claim::Answer(Ok(String::new()));
             }
             (State::Open, Command::Prepare) => Work::Prepare,
+            (State::Prepared, Command::CommitOnePhase | Command::CommitTwoPhase) if transaction.lost > 0 => {
+                return Claim::Answer(Err(Refused::lost(key, transaction.lost)));
+            }
             (State::Open | State::Prepared, Command::CommitOnePhase | Command::CommitTwoPhase) => {
                 Work::Commit { by_operator: false }
             }

@@ -47,6 +47,8 @@ pub(crate) struct Transaction {
     pub(crate) was_prepared: bool,
     /// Those in the journal, of which the last may stand before the first.
     pub(crate) messages: Vec<Message>,
+    /// So many more it was prepared with, which the journal no longer has.
+    pub(crate) lost: u32,
     /// Those that are not there yet; put after all that are.
     pub(super) held: Vec<Held>,
     /// Of their entries.
