@@ -18,6 +18,8 @@ use tokio::time::{Instant, Sleep};
 
 /// What a session reads from one connection before it executes and sends, so that a flood does not starve others.
 const READ_TURN_BYTES: usize = 256 * 1024;
+/// What a connection keeps of its input's room when nothing is left in it: of a large message no more than of others.
+const KEPT_BYTES: usize = 64 * 1024;
 /// How long a closed connection is drained so that its last answer is not lost in a reset.
 const LINGER: Duration = Duration::from_secs(1);
 /// And how much of it.
@@ -47,6 +49,8 @@ pub(crate) struct Session<T> {
     stream: T,
     /// Read, not yet decoded.
     input: BytesMut,
+    /// More than [`KEPT_BYTES`] were in `input`, so that it has room for as much.
+    has_grown: bool,
     /// Body bytes of a refused message still to be thrown away.
     discard: usize,
     /// Being sent.
@@ -73,6 +77,7 @@ impl<T: Transport> Session<T> {
         Session {
             stream,
             input: BytesMut::new(),
+            has_grown: false,
             discard: 0,
             sending: VecDeque::new(),
             held_up: false,
@@ -133,6 +138,9 @@ impl<T: Transport> Session<T> {
         }
         let puts = self.conversation.puts;
         self.execute_input();
+        if self.has_grown && self.input.is_empty() {
+            (self.input, self.has_grown) = (BytesMut::new(), false);
+        }
         if self.conversation.puts != puts {
             self.hold_back(self.conversation.puts - puts);
         }
@@ -212,6 +220,7 @@ impl<T: Transport> Session<T> {
             }
             let bytes = window.filled().len();
             advance(&mut self.input, bytes);
+            self.has_grown |= self.input.len() > KEPT_BYTES;
             total += bytes;
             if bytes < whole || total >= READ_TURN_BYTES {
                 break;

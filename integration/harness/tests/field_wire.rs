@@ -313,6 +313,22 @@ fn a_half_closed_peer_gets_its_answers() -> Result<()> {
     Ok(())
 }
 
+/// What a large message took is given back, however long its producer stays connected.
+#[test]
+fn producers_of_large_messages_keep_no_memory() -> Result<()> {
+    let broker = Site::new()?.start_master(&[])?;
+    let before = broker.resident_bytes()?;
+    let mut producers = Vec::new();
+    for _ in 0..100 {
+        let mut raw = Raw::connect(&broker.address)?;
+        raw.put("test", 0, &vec![b'x'; 1_000_000])?.stored()?;
+        producers.push(raw);
+    }
+    let after = broker.resident_bytes()?;
+    assert!(after < before + 32 * 1024 * 1024, "memory grew from {before} to {after}");
+    Ok(())
+}
+
 /// Where the system allows few open files, it is connections that are refused, in words; those who are in go on, and the
 /// broker has the files it needs.
 #[test]
