@@ -2,6 +2,7 @@
 //! `metaq replica status`.
 
 use anyhow::{Context, Result};
+use metaq_harness::authority::Authority;
 use metaq_harness::original::register;
 use metaq_harness::pair::{assert_same, start_slave, wait_level};
 use metaq_harness::process::{Broker, Site, binary_path, wait_until};
@@ -152,6 +153,35 @@ fn f05_a_slave_that_did_not_listen_is_not_safe() -> Result<()> {
     let again = b.start_slave(&["--slave-id", "0", "--master", &address])?;
     let (code, reasons) = why(&again)?;
     assert!(code == 10 && reasons.contains("did not hear its master for"), "{code} {reasons}");
+    Ok(())
+}
+
+/// Over QUIC a master that was killed is as silent as one that hangs, or that was cut off and goes on. Its machine tells.
+#[test]
+fn f05_over_quic_death_is_told_from_silence() -> Result<()> {
+    let authority = Authority::new("orders")?;
+    let (mut a, mut b) = (site(None)?, site(None)?);
+    authority.issue("a")?.configure(&mut a);
+    authority.issue("b")?.configure(&mut b);
+    let lost = |slave: &Broker| {
+        wait_until("the slave to miss its master", || {
+            let told = Raw::connect(&slave.address)?.ask("stats replication")?.text();
+            Ok(told.contains("link lost").then_some(()))
+        })
+    };
+    for (signal, expected) in [(Signal::STOP, 10), (Signal::KILL, 0)] {
+        let master = a.start_master(&[])?;
+        let mut slave = start_slave(&b, 0, &master)?;
+        slave.wait_for_line("transport=\"quic\"")?;
+        put_many(&master, 20)?;
+        wait_level(&master, &slave, "test", 2)?;
+        master.signal(signal)?;
+        lost(&slave)?;
+        let (code, report) = dry_run_at(&b, &slave)?;
+        assert_eq!(code, expected, "{signal:?}: {report}");
+        master.kill()?;
+        assert!(slave.stop()?.success());
+    }
     Ok(())
 }
 

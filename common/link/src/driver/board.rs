@@ -266,8 +266,8 @@ impl Board {
         }
     }
 
-    pub(super) fn following(&self, uri: &str, over_quic: bool) {
-        self.hearing.lock().begin(over_quic, Instant::now());
+    pub(super) fn following(&self, uri: &str) {
+        self.hearing.lock().begin(Instant::now());
         *self.state.lock() = LinkState::Following { master: uri.to_owned() };
         self.changed.store(true, Ordering::Relaxed);
     }
@@ -281,9 +281,16 @@ impl Board {
         }
     }
 
-    /// The connection of a followed master has ended.
-    pub(super) fn ended(&self) {
-        self.hearing.lock().end(Instant::now());
+    /// The connection of a followed master has ended. Whether it was silent before that for longer than usual.
+    pub(super) fn ended(&self) -> bool {
+        let mut hearing = self.hearing.lock();
+        hearing.end(Instant::now());
+        hearing.unheard(Instant::now()).is_some_and(|unheard| !unheard.is_zero())
+    }
+
+    /// The process of the master whose connection has ended is gone.
+    pub(super) fn gone(&self) {
+        self.hearing.lock().bury();
     }
 
     /// Somebody took a connection at the master's address, and this slave does not follow.

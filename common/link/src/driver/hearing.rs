@@ -4,10 +4,11 @@
 use std::time::{Duration, Instant};
 
 /// The longest time between two answers of a master that is there: one poll, and what a busy machine takes for it.
-const OVER_TCP: Duration = Duration::from_millis(1500);
+const USUAL: Duration = Duration::from_millis(1500);
 
-/// The same over QUIC, where the death of a process is told by nothing but silence.
-const OVER_QUIC: Duration = Duration::from_secs(5);
+/// The same until the death of a process is noticed where nothing but silence tells of it, as over QUIC: a poll, and the
+/// patience with the slowest question.
+const UNTIL_NOTICED: Duration = Duration::from_secs(8);
 
 #[derive(Debug)]
 pub(super) struct Hearing {
@@ -20,14 +21,13 @@ pub(super) struct Hearing {
 
 impl Default for Hearing {
     fn default() -> Hearing {
-        Hearing { known_at: None, ended_at: None, usual: OVER_TCP }
+        Hearing { known_at: None, ended_at: None, usual: USUAL }
     }
 }
 
 impl Hearing {
-    pub(super) fn begin(&mut self, over_quic: bool, now: Instant) {
-        let usual = if over_quic { OVER_QUIC } else { OVER_TCP };
-        *self = Hearing { known_at: Some(now), ended_at: None, usual };
+    pub(super) fn begin(&mut self, now: Instant) {
+        *self = Hearing { known_at: Some(now), ..Hearing::default() };
     }
 
     /// The master answered what was asked at `asked`. When that tells how it was: an answer that was long on its way
@@ -45,6 +45,11 @@ impl Hearing {
     /// The link ends.
     pub(super) fn end(&mut self, now: Instant) {
         self.ended_at.get_or_insert(now);
+    }
+
+    /// The master's process is gone, and its machine says so: that is why nothing was heard.
+    pub(super) fn bury(&mut self) {
+        self.usual = UNTIL_NOTICED;
     }
 
     /// Somebody is at the master's address, although the link has ended.
@@ -66,11 +71,11 @@ impl Hearing {
 mod tests {
     use super::*;
 
-    /// Followed over TCP from its first second on.
+    /// Followed from its first second on.
     fn followed(begun: Instant) -> Hearing {
         let mut hearing = Hearing::default();
         assert_eq!(hearing.unheard(begun), None);
-        hearing.begin(false, begun);
+        hearing.begin(begun);
         hearing
     }
 
@@ -82,9 +87,14 @@ mod tests {
         assert_eq!(hearing.hear(at(0), at(1000)), at(1000));
         hearing.end(at(1900));
         assert_eq!(hearing.unheard(at(900_000)), Some(Duration::ZERO), "however long ago that was");
-        hearing.begin(true, at(900_000));
+        // Over QUIC it takes longer to be noticed, and may as well be the network.
+        hearing.begin(at(900_000));
         hearing.end(at(904_900));
-        assert_eq!(hearing.unheard(at(950_000)), Some(Duration::ZERO), "over QUIC it takes longer to be noticed");
+        assert_eq!(hearing.unheard(at(950_000)), Some(Duration::from_millis(4900)));
+        hearing.bury();
+        assert_eq!(hearing.unheard(at(950_000)), Some(Duration::ZERO));
+        hearing.meet(at(960_000));
+        assert_eq!(hearing.unheard(at(960_000)), Some(Duration::from_secs(60)));
     }
 
     #[test]
@@ -112,7 +122,7 @@ mod tests {
         assert_eq!(hearing.unheard(at(7000)), Some(Duration::from_secs(7)));
         hearing.hear(at(8000), at(8000));
         assert_eq!(hearing.unheard(at(9000)), Some(Duration::from_secs(8)), "it refuses this slave");
-        hearing.begin(false, at(9000));
+        hearing.begin(at(9000));
         assert_eq!(hearing.unheard(at(9100)), Some(Duration::ZERO));
     }
 }

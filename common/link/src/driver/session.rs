@@ -18,7 +18,7 @@ use super::board::Board;
 use super::budget::Budget;
 use super::follow::{self, Follow};
 use super::join::{Held, compare_ends, join};
-use super::transport::Way;
+use super::transport::{Way, refuses};
 use super::trim;
 use super::{LinkOptions, introduction};
 use crate::listing::{self, Listed};
@@ -68,13 +68,16 @@ pub(super) async fn run(
         Ok(session) => session,
         Err(reason) => return SessionEnd::failed(reason),
     };
-    board.following(uri, session.way.streams.is_some());
+    board.following(uri);
     info!(master = uri, transport = session.way.name(), partitions = session.followed.len(), "following the master");
     let (reason, moved) = tokio::select! {
         reason = session.serve() => (session.way.why(reason), false),
         reason = moved_away(master, uri, cancel) => (reason, true),
     };
-    board.ended();
+    // Over QUIC a process that dies says nothing. Its machine does, where it is asked over TCP.
+    if board.ended() && !moved && session.way.streams.is_some() && refuses(uri).await {
+        board.gone();
+    }
     session.close().await;
     SessionEnd { reason, connected: true, moved }
 }

@@ -1,3 +1,4 @@
+use std::io::ErrorKind;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -5,8 +6,12 @@ use metaq_client::{Client, host_and_port};
 use metaq_net::certs::Identity;
 use metaq_net::quic::{self, Connection};
 use metaq_types::limits::CONNECTION_PARKED_MAX;
+use tokio::net::TcpStream;
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
+
+/// A machine that is there answers sooner.
+const PROBE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Requests outstanding on the stream of the greeting, which carries everything but the gets.
 const QUESTIONS_MAX: usize = 1024;
@@ -24,6 +29,12 @@ impl LinkTransport {
     pub async fn reach(&self, uri: &str) -> Result<Way, String> {
         Way::open(self, uri).await
     }
+}
+
+/// Whether nobody listens at the address, by the word of the machine there.
+pub(super) async fn refuses(uri: &str) -> bool {
+    let connected = tokio::time::timeout(PROBE_TIMEOUT, TcpStream::connect(host_and_port(uri))).await;
+    matches!(connected, Ok(Err(error)) if error.kind() == ErrorKind::ConnectionRefused)
 }
 
 /// A way to a master, not greeted yet. It ends when the last copy is dropped.

@@ -80,13 +80,14 @@ pub(super) async fn gather(place: &Place) -> anyhow::Result<Facts> {
     let slave_id = record.as_ref().map(|record| record.slave_id);
     let asked = ask_node(place, &config, slave_id).await?;
     let files = look_at_files(&config)?;
-    let (running, ends, record) = match asked {
-        None => (None, ends_of_files(&files)?, record),
+    let (running, ends, record, heard_age_ms) = match asked {
+        None => (None, ends_of_files(&files)?, record, None),
         Some(node) => {
             let record = node.link.as_ref().map_or(record.clone(), |link| Some(freshened(record, link)));
+            let heard_age_ms = node.link.as_ref().and_then(|link| link.heard_age_ms);
             let unheard = node.link.as_ref().and_then(|link| link.unheard_ms).map(Duration::from_millis);
             let link = node.link.map(|link| link.state);
-            (Some(Running { address: node.address, link, unheard }), node.ends, record)
+            (Some(Running { address: node.address, link, unheard }), node.ends, record, heard_age_ms)
         }
     };
     let node = files.node_id.as_deref().unwrap_or_default();
@@ -94,7 +95,7 @@ pub(super) async fn gather(place: &Place) -> anyhow::Result<Facts> {
         None => None,
         Some(record) => Some(Replica {
             slave_id: record.slave_id,
-            measurement: measure(&record, &ends, unix_ms()),
+            measurement: measured(&record, &ends, heard_age_ms),
             master_answers: answers(&record.master).await,
             quorum: record.quorum,
             downgrades: config.topics.values().any(|topic| topic.ack.downgrade),
@@ -116,6 +117,13 @@ pub(super) async fn gather(place: &Place) -> anyhow::Result<Facts> {
         registry,
         session: config.zookeeper.session_timeout,
     })
+}
+
+/// The slave's own count of its master's silence, where it runs, is not moved by a clock that is set.
+fn measured(record: &Record, ends: &BTreeMap<PartitionId, Offset>, heard_age_ms: Option<u64>) -> Measurement {
+    let measurement = measure(record, ends, unix_ms());
+    let silence = heard_age_ms.map(Duration::from_millis).or(measurement.silence);
+    Measurement { silence, ..measurement }
 }
 
 fn untold_of(config: &BrokerConfig, logs: &[LogFiles]) -> Vec<(PartitionId, Untold)> {
