@@ -26,6 +26,7 @@ mod quorum;
 mod registry;
 mod retention;
 mod rng;
+mod serving;
 mod setup;
 mod slave;
 mod trace;
