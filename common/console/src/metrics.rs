@@ -78,6 +78,8 @@ metrics! {
     HELD_BYTES: Gauge "metaq_store_held_bytes" [] "Bytes of all partitions that can be read or are about to be";
     POISONED: Gauge "metaq_store_poisoned_partitions" [] "Partitions that are read-only after a disk error";
     FAILED_PARTITIONS: Gauge "metaq_store_failed_partitions" [] "Partitions that could not be opened at the start";
+    LOST: Gauge "metaq_store_lost_partitions" []
+        "Logs of which files are gone that were there: found at the start, or removed while the broker ran; readyz names them";
     QUEUED_BYTES: Gauge "metaq_store_queued_bytes" [] "Bytes of messages that wait to be written";
     APPENDED_RECORDS: Counter "metaq_store_appended_records" [] "Messages written, copied ones too";
     APPENDED_BYTES: Counter "metaq_store_appended_bytes" [] "Bytes written, headers of records included";

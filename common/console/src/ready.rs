@@ -41,6 +41,8 @@ pub(crate) struct Facts {
     pub(crate) poisoned: Vec<(PartitionId, String)>,
     /// Could not be opened.
     pub(crate) failed: Vec<String>,
+    /// Lack files that they had, with what is known.
+    pub(crate) lost: Vec<(PartitionId, String)>,
     /// What lies in a data path and is no partition.
     pub(crate) foreign: Vec<String>,
     pub(crate) role: Role,
@@ -104,6 +106,7 @@ impl Facts {
             full: store.full(),
             poisoned,
             failed: names(&report.failed),
+            lost: store.lost(),
             foreign: names(&report.passed_over),
             role,
         }
@@ -127,6 +130,7 @@ pub(crate) fn judge(facts: &Facts) -> Readiness {
         let detail = format!("could not be opened: {names}; the log of the start says why");
         reasons.push(Statement { code: "not_served", detail });
     }
+    notes.extend(lost(&facts.lost));
     if !facts.foreign.is_empty() {
         let names = some(facts.foreign.iter().cloned(), facts.foreign.len());
         notes.push(Statement { code: "passed_over", detail: format!("in a data path, and no partitions: {names}") });
@@ -164,6 +168,13 @@ fn poisoned(partitions: &[(PartitionId, String)]) -> Option<Statement> {
     let names = partitions.iter().map(|(partition, _)| partition.to_string());
     let detail = format!("a disk error made {} read-only until a restart: {reason}", some(names, partitions.len()));
     Some(Statement { code: "poisoned", detail })
+}
+
+fn lost(logs: &[(PartitionId, String)]) -> Option<Statement> {
+    let (first, text) = logs.first()?;
+    let names = some(logs.iter().map(|(log, _)| log.to_string()), logs.len());
+    let detail = format!("files are gone of {names}; of {first}: {text}; the log says more");
+    Some(Statement { code: "lost", detail })
 }
 
 /// A master without as many slaves as a topic asks for, whether or not something was put already.
@@ -266,6 +277,7 @@ mod tests {
             full: Vec::new(),
             poisoned: Vec::new(),
             failed: Vec::new(),
+            lost: Vec::new(),
             foreign: Vec::new(),
             role: Role::Master {
                 gate_shut: gate_shut.map(str::to_owned),
@@ -337,6 +349,16 @@ mod tests {
         check(&facts, &["poisoned", "not_served"], &[]);
         let detail = &judge(&facts).reasons[0].detail;
         assert!(detail.contains("t-0, t-1, t-2, t-3, t-4 and 3 more") && detail.contains("no space"), "{detail}");
+    }
+
+    /// The node does its work with what is left, and somebody has to know that it is not all.
+    #[test]
+    fn files_that_are_gone_are_a_note() {
+        let lost = vec![("t-0".parse().unwrap(), "it ends at 7, and ended at 9 before".to_owned())];
+        let facts = Facts { lost, ..master(None, Standing::Following) };
+        check(&facts, &[], &["lost"]);
+        let detail = &judge(&facts).notes[0].detail;
+        assert!(detail.contains("t-0") && detail.contains("ended at 9"), "{detail}");
     }
 
     #[test]

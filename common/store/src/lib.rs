@@ -27,6 +27,7 @@ mod inspect;
 mod join;
 mod kind;
 mod load;
+mod lost;
 mod metrics;
 mod partition;
 mod positions;

@@ -6,6 +6,7 @@ use crate::files::FileCache;
 use crate::full::Full;
 use crate::ids::IdClock;
 use crate::load::Loaded;
+use crate::lost::Lost;
 use crate::metrics::StoreMetrics;
 use crate::positions::{Cursors, Positions};
 use crate::queue::{Append, AppendQueue, BatchRecord, NewBatch, NewRecord, Verbatim};
@@ -42,6 +43,7 @@ pub(crate) struct Shared {
     pub(crate) wal: Option<Wal>,
     pub(crate) metrics: StoreMetrics,
     pub(crate) full: Full,
+    pub(crate) lost: Lost,
     /// Bytes of bodies accepted and not yet written.
     pub(crate) queued_bytes: AtomicUsize,
 }

@@ -2,6 +2,7 @@ use crate::clean::CleanMark;
 use crate::errors::OpenError;
 use crate::kind;
 use crate::load::{Loaded, Repair, load};
+use crate::lost::KnownEnds;
 use crate::partition::{Partition, Shared};
 use crate::roots::Root;
 use crate::store::{Expects, RulesFor};
@@ -55,6 +56,7 @@ pub(crate) fn recover_all(
     shared: &Arc<Shared>,
     roots: &[Root],
     clean: Option<&CleanMark>,
+    known: &KnownEnds<'_>,
     rules: &RulesFor,
     expects: &Expects,
     mut unserved: BTreeMap<PartitionId, String>,
@@ -82,7 +84,9 @@ pub(crate) fn recover_all(
         match loaded {
             Ok(Some(loaded)) => {
                 note(&mut report, &place.id, &loaded);
-                compare_with_mark(&place.id, &loaded, clean);
+                if let Some(known) = known.of(&place.id).filter(|known| loaded.end < *known) {
+                    shared.lost.ends_before(&place.id, loaded.end, known);
+                }
                 if let Some(id) = loaded.highest_id {
                     shared.ids.found_at_start(id);
                 }
@@ -105,18 +109,6 @@ fn note(report: &mut RecoveryReport, id: &PartitionId, loaded: &Loaded) {
     report.repaired.extend(loaded.repair.clone());
     if loaded.damaged_bytes > 0 {
         report.damaged.push((id.clone(), loaded.damaged_bytes));
-    }
-}
-
-/// A log that ends before where the last orderly stop left it has lost messages since, to whoever touched its files.
-fn compare_with_mark(id: &PartitionId, loaded: &Loaded, clean: Option<&CleanMark>) {
-    let Some(left_at) = clean.and_then(|mark| mark.get(id)).map(|entry| entry.base + entry.length) else { return };
-    if loaded.end.get() < left_at {
-        tracing::error!(
-            partition = %id, end = %loaded.end, left_at,
-            "ends before where the last stop left it: somebody has removed or cut its files, and consumers that are \
-             further will meet other messages there; restore the files, if they are to be had, before anything is put"
-        );
     }
 }
 

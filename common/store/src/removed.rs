@@ -64,10 +64,7 @@ impl Partition {
         before.iter().for_each(|segment| self.shared.files.forget(segment));
         self.shared.files.keep(&segment, Arc::new(file));
         writer.active = segment;
-        tracing::warn!(
-            partition = %self.id, at = %writer.end,
-            "its files were removed while the broker ran: it goes on where it ended, and what was in them is gone"
-        );
+        self.shared.lost.removed(&self.id, writer.end);
         Ok(())
     }
 }

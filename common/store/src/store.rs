@@ -8,6 +8,7 @@ use crate::full::Full;
 use crate::ids::{IdClock, WallClock};
 use crate::kind;
 use crate::load::load;
+use crate::lost::{KnownEnds, Lost};
 use crate::metrics::{FlushCause, StoreMetrics};
 use crate::partition::{Partition, Shared};
 use crate::recovery::{RecoveryReport, recover_all};
@@ -111,7 +112,7 @@ impl Store {
         let system = &locked[0];
         let node_id = node_id(&*disk, &system.ours("identity"))?;
         let lineage_path = system.ours("lineage");
-        let epoch = reigns::read(&lineage_path)?.epoch();
+        let lineage = reigns::read(&lineage_path)?;
         let ids = IdClock::open(system.ours("ids"), options.broker_id, disk.clone(), options.now.clone())?;
         let clean_mark = system.ours("clean");
         let clean = clean::read(&clean_mark)?;
@@ -131,9 +132,12 @@ impl Store {
             releases: Releases::default(),
             metrics: StoreMetrics::default(),
             full: Full::default(),
+            lost: Lost::default(),
             queued_bytes: AtomicUsize::new(0),
         });
-        let recovered = recover_all(&shared, &locked, clean.as_ref(), &options.rules, &options.expects, unrestored)?;
+        let (clean, node) = (clean.as_ref(), node_id.clone());
+        let known = KnownEnds::new(clean, &lineage, &node);
+        let recovered = recover_all(&shared, &locked, clean, &known, &options.rules, &options.expects, unrestored)?;
         if let Err(error) = shared.ids.reserve() {
             // Reading goes on without ids; each append tries again.
             tracing::error!(%error, "appends are refused until this succeeds");
@@ -147,7 +151,7 @@ impl Store {
             shared,
             node_id,
             lineage_path,
-            epoch: AtomicU64::new(epoch.0),
+            epoch: AtomicU64::new(lineage.epoch().0),
             report: recovered.report,
             clean_mark,
             partitions: RwLock::new(partitions),
@@ -159,8 +163,12 @@ impl Store {
             catalog_moved: Notify::new(),
         };
         if let Some(path) = &options.journal_path {
+            let id = PartitionId::journal();
+            if store.existing(&id).is_none() && !store.failed.contains_key(&id) && known.had(&id) {
+                store.shared.lost.no_journal(path);
+            }
             let rules = PartitionRules { data_path: path.clone(), ..(options.rules)(JOURNAL_TOPIC) };
-            store.get_or_create(&PartitionId::journal(), &rules, Offset::ZERO).map_err(OpenError::Journal)?;
+            store.get_or_create(&id, &rules, Offset::ZERO).map_err(OpenError::Journal)?;
         }
         Ok(store)
     }

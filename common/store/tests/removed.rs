@@ -2,7 +2,8 @@
 
 mod support;
 
-use metaq_store::{AppendError, Health, Reader, Refusal, SliceAt};
+use metaq_store::{AppendError, Health, Reader, Refusal, SliceAt, Store, StoreOptions};
+use metaq_types::Epoch;
 use std::fs;
 use support::*;
 
@@ -17,7 +18,10 @@ fn f35_a_log_whose_files_were_removed_goes_on_where_it_ended() {
             put(&partition, b"0123456789").unwrap();
         }
         fs::remove_dir_all(setup.path().join("test-0")).unwrap();
+        assert_eq!(store.lost(), []);
         assert_eq!(put(&partition, b"after").unwrap().offset, at(300));
+        let told = store.lost();
+        assert!(told.len() == 1 && told[0].0 == id("test-0") && told[0].1.contains("goes on at 300"), "{told:?}");
         assert_eq!(put(&partition, b"more").unwrap().offset, at(325));
         wait_durable(&partition, at(300));
         assert!(matches!(partition.slice(0, 1000, Reader::Consumer), SliceAt::Trimmed { oldest } if oldest == at(300)));
@@ -122,5 +126,67 @@ fn a_data_directory_that_was_moved_or_replaced_takes_nothing_more() {
         fs::rename(&away, setup.path()).unwrap();
         let store = setup.open();
         assert_eq!(store.get("test", 0).unwrap().positions().written, at(30 * stored));
+    }
+}
+
+/// Whoever took the end of a log, a person or the repair of a file system, the log is told to lack it: after an orderly
+/// stop by what that left, and after a kill by where the reign began.
+#[test]
+fn a_log_that_ends_before_where_it_did_is_told_of() {
+    for orderly in [true, false] {
+        for (taken, left) in [(&[240][..], Some(240)), (&[0, 120, 240], None), (&[], Some(300))] {
+            let setup = Setup::new(0, 100);
+            let store = setup.open();
+            let partition = setup.partition(&store, "test-0");
+            for _ in 0..10 {
+                put(&partition, b"0123456789").unwrap();
+            }
+            store.begin_reign(Epoch(1)).unwrap();
+            if orderly {
+                store.close().unwrap();
+            }
+            drop((partition, store));
+            taken.iter().for_each(|base| fs::remove_file(setup.segment("test-0", *base)).unwrap());
+            let store = setup.open();
+            assert_eq!(store.get("test", 0).map(|partition| partition.positions().written.get()), left);
+            let told = store.lost();
+            match left {
+                Some(end @ 240) => {
+                    let text = format!("ends at {end}, and ended at 300");
+                    assert!(told.len() == 1 && told[0].1.contains(&text), "{told:?}");
+                }
+                // A topic that was removed is none of it.
+                _ => assert_eq!(told, []),
+            }
+        }
+    }
+}
+
+/// A slave copies its master's journal anew, and may be behind where that one's reign began.
+#[test]
+fn a_journal_that_is_gone_is_told_of_by_the_node_that_reigned() {
+    for (own_reign, removed) in [(true, false), (true, true), (false, true)] {
+        let setup = Setup::new(0, 100);
+        let open = || {
+            let journal_path = Some(setup.directory.path().join("journal"));
+            Store::open(StoreOptions { journal_path, ..setup.options() }).unwrap()
+        };
+        let store = open();
+        assert_eq!(store.lost(), [], "a new directory");
+        setup.partition(&store, "test-0");
+        match own_reign {
+            true => store.begin_reign(Epoch(1)).unwrap(),
+            false => {
+                let master = "epoch 1 node a began 5\nstart $journal-0 0\nstart test-0 700\n";
+                store.adopt_lineage(&master.parse().unwrap()).unwrap();
+            }
+        }
+        drop(store);
+        if removed {
+            fs::remove_dir_all(setup.directory.path().join("journal")).unwrap();
+        }
+        let store = open();
+        let told: Vec<_> = store.lost().into_iter().map(|(id, _)| id.to_string()).collect();
+        assert_eq!(told, if own_reign && removed { vec!["$journal-0"] } else { vec![] });
     }
 }

@@ -8,6 +8,7 @@ pub(super) fn sample(store: &Store, samples: &mut Samples) {
     samples.count(&metrics::PARTITIONS, partitions.len() as u64);
     samples.count(&metrics::HELD_BYTES, partitions.iter().map(|partition| partition.bytes()).sum());
     samples.count(&metrics::FAILED_PARTITIONS, report.failed.len() as u64);
+    samples.count(&metrics::LOST, store.lost().len() as u64);
     samples.count(&metrics::REPAIRED, report.repaired.len() as u64);
     samples.count(&metrics::DAMAGED, report.damaged.len() as u64);
     samples.put(&metrics::RECOVERY_SECONDS, report.took.as_secs_f64());
