@@ -103,6 +103,12 @@ pub(crate) fn check_host_name(text: &str) -> Result<String, String> {
             .to_owned());
     }
     let name = text.strip_suffix('.').unwrap_or(text);
+    if name.len() > HOST_NAME_BYTES_MAX || name.split('.').any(|label| label.len() > LABEL_BYTES_MAX) {
+        return Err(format!(
+            "of {} bytes is longer than a host name may be: {HOST_NAME_BYTES_MAX}, and {LABEL_BYTES_MAX} between dots",
+            name.len()
+        ));
+    }
     let label_fits = |label: &str| {
         let inner = |b: u8| b.is_ascii_alphanumeric() || b == b'-';
         !label.is_empty() && label.bytes().all(inner) && !label.starts_with('-') && !label.ends_with('-')
@@ -113,6 +119,10 @@ pub(crate) fn check_host_name(text: &str) -> Result<String, String> {
     }
     Ok(text.to_owned())
 }
+
+/// What the name service can hold.
+const HOST_NAME_BYTES_MAX: usize = 253;
+const LABEL_BYTES_MAX: usize = 63;
 
 /// An address with or without brackets; a zone is dropped, as it means nothing to anyone else.
 fn parse_ip(text: &str) -> Option<IpAddr> {

@@ -43,6 +43,10 @@ impl fmt::Display for ConfigErrors {
 
 impl std::error::Error for ConfigErrors {}
 
+/// A longer message quotes something endless, and is shown with its begin and its end.
+const MESSAGE_CHARS_MAX: usize = 2 * SHOWN_CHARS;
+const SHOWN_CHARS: usize = 300;
+
 /// Collects what is found while a file is read, so that one run reports every fault.
 #[derive(Debug)]
 pub(crate) struct Findings {
@@ -66,11 +70,18 @@ impl Findings {
         self.warnings.push(finding);
     }
 
-    /// Text of the file that is quoted in a message may hold any character, and a finding is one line.
+    /// Text of the file that is quoted in a message may hold any character, and a finding is one line that one can read.
     fn finding(&self, line: Option<u32>, message: &str) -> Finding {
-        let mut shown = String::with_capacity(message.len());
-        for c in message.chars() {
-            if c.is_control() { shown.extend(c.escape_default()) } else { shown.push(c) }
+        let mut shown = String::new();
+        let chars = message.chars().count();
+        for (place, c) in message.chars().enumerate() {
+            match place {
+                _ if chars <= MESSAGE_CHARS_MAX || place < SHOWN_CHARS || place >= chars - SHOWN_CHARS => {
+                    if c.is_control() { shown.extend(c.escape_default()) } else { shown.push(c) }
+                }
+                SHOWN_CHARS => shown.push('…'),
+                _ => {}
+            }
         }
         Finding { file: self.file.clone(), line, message: shown }
     }

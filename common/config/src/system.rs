@@ -94,7 +94,7 @@ impl System {
         let data_log_path = values.path_or(&keys::DATA_LOG_PATH, data_path.clone());
         check_without_effect(values);
         let security = Security::parse(values);
-        System {
+        let system = System {
             broker_id: broker_id(values),
             host_name: values.parsed(&keys::HOST_NAME, check_host_name),
             bind_host: values.parsed(&keys::BIND_HOST, parse_bind_host).unwrap_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED)),
@@ -132,7 +132,9 @@ impl System {
             checkpoint_interval: values.millis(&keys::CHECKPOINT_INTERVAL),
             max_tx_timeout_timer_capacity: values.unsigned(&keys::MAX_TX_TIMEOUT_TIMER_CAPACITY),
             max_tx_timeout: Duration::from_secs(values.unsigned(&keys::MAX_TX_TIMEOUT_IN_SECONDS)),
-        }
+        };
+        check_ports(&system, values);
+        system
     }
 
     /// What a section that says nothing comes to, named `*`. Also the way to keep a topic that is on the disk and in
@@ -233,6 +235,26 @@ fn data_path(values: &mut Values<'_>) -> PathBuf {
 fn parse_bind_host(text: &str) -> Result<IpAddr, String> {
     let bare = text.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')).unwrap_or(text);
     bare.parse().map_err(|_| "is not an IP address to listen on; write for example 0.0.0.0 or ::".to_owned())
+}
+
+/// Two listeners on one port: the broker would not start, or have no console.
+fn check_ports(system: &System, values: &mut Values<'_>) {
+    let (server, tls, console) = (system.server_port, system.tls_port, system.dashboard_http_port);
+    if tls != 0 && tls == server {
+        let line = values.entry(&keys::TLS_PORT).map(|entry| entry.line);
+        values.findings.error(line, format!("tlsPort {tls} is serverPort as well; give each a port of its own"));
+    }
+    let (bind, host) = (system.bind_host, system.dashboard_http_host);
+    let is_same_address = bind == host || bind.is_unspecified() || host.is_unspecified();
+    let taken = [("serverPort", server), ("tlsPort", tls)].into_iter().find(|(_, port)| *port == console);
+    if let Some((name, _)) = taken.filter(|_| console != 0 && is_same_address) {
+        let line = values.entry(&keys::DASHBOARD_HTTP_PORT).map(|entry| entry.line);
+        let message = format!(
+            "dashboardHttpPort {console} is {name} as well: there will be no console and no metrics; give each a port of \
+             its own"
+        );
+        values.findings.warn(line, message);
+    }
 }
 
 fn check_without_effect(values: &mut Values<'_>) {

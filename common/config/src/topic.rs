@@ -70,6 +70,11 @@ pub(crate) fn parse_topics(ini: &Ini, system: &System, findings: &mut Findings) 
                 let topic = parse_topic(name.clone(), section, system, findings);
                 topics.insert(name, topic);
             }
+            // What another encoding's bytes are read as.
+            Err(_) if name.contains(char::REPLACEMENT_CHARACTER) => findings.error(
+                section.line,
+                format!("[{}]: the name is not UTF-8 (GBK?); save the file as UTF-8", section.name),
+            ),
             Err(error) => findings.error(section.line, format!("[{}]: {error}", section.name)),
         }
     }

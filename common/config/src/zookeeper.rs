@@ -52,6 +52,11 @@ impl ZooKeeper {
 /// The error reads on after the text: "'x' is not …".
 fn check_connect(text: &str) -> Result<String, String> {
     let text: String = text.split_whitespace().collect();
+    if text.split_once('/').is_some_and(|(_, chroot)| chroot.contains(',')) {
+        return Err(
+            "has a path before its last host; one path is for all of them: write host:port,host:port/path".to_owned()
+        );
+    }
     split_connect(&text)
         .map(|_| text)
         .ok_or_else(|| "is not host:port,host:port or host:port/path; write for example localhost:2181".to_owned())
@@ -111,9 +116,11 @@ mod tests {
             let servers: Vec<_> = servers.iter().map(|(host, port)| (host.as_str(), *port)).collect();
             assert_eq!(servers, expect, "{text}");
         }
+        assert!(check_connect("a:1/x,b:2/x").unwrap_err().contains("before its last host"));
         for bad in [
             ":2181",
             "a:b",
+            "a:1/x,b:2",
             "a:0",
             "a:70000",
             "a:1,,b:2",

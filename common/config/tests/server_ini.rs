@@ -150,6 +150,51 @@ fn a_chinese_comment_in_gbk_does_no_harm() {
 }
 
 #[test]
+fn a_name_in_another_encoding_asks_for_utf_8() {
+    let mut bytes = file("", "").into_bytes();
+    bytes.extend_from_slice(b"[topic=\xd6\xf7\xcc\xe2]\n");
+    let errors = BrokerConfig::parse(Path::new("f"), bytes).unwrap_err().to_string();
+    assert!(errors.contains("the name is not UTF-8 (GBK?); save the file as UTF-8"), "{errors}");
+}
+
+#[test]
+fn what_is_endless_is_named_by_its_begin_and_its_end() {
+    for line in [format!("numPartitions={}", "9".repeat(1 << 20)), format!("{}=1", "x".repeat(1 << 20))] {
+        let errors = parse(&file(&line, "")).unwrap_err();
+        assert!(errors.len() < 1000 && errors.contains('…'), "{} bytes", errors.len());
+    }
+    refuse_system(
+        &format!("hostName={}", "x".repeat(64)),
+        &format!(
+            "hostName: '{}' of 64 bytes is longer than a host name may be: 253, and 63 between dots",
+            "x".repeat(64)
+        ),
+    );
+    let long = "x.".repeat(126) + "yz";
+    refuse_system(
+        &format!("hostName={long}"),
+        &format!("hostName: '{long}' of 254 bytes is longer than a host name may be: 253, and 63 between dots"),
+    );
+    assert!(read(&format!("hostName={}", &long[1..].trim_start_matches('.')), "").system.host_name.is_some());
+}
+
+#[test]
+fn each_listener_has_a_port_of_its_own() {
+    check_warning(
+        "dashboardHttpPort=8123",
+        "",
+        "server.ini:9: dashboardHttpPort 8123 is serverPort as well: there will be no console and no metrics; give each a \
+         port of its own",
+    );
+    assert!(read("dashboardHttpPort=8123\nbindHost=10.0.0.1", "").warnings.is_empty());
+    assert!(read("dashboardHttpPort=0\nserverPort=0", "").warnings.is_empty());
+    refuse_system(
+        "tlsPort=8123\ntlsCertFile=a\ntlsKeyFile=b\ntlsCaFile=c",
+        "tlsPort 8123 is serverPort as well; give each a port of its own",
+    );
+}
+
+#[test]
 fn numbers_are_whole_and_within_their_range() {
     assert_eq!(read("serverPort=0x10", "").system.server_port, 16);
     assert_eq!(read("serverPort=010", "").system.server_port, 10);
