@@ -13,7 +13,7 @@ use metaq_types::{Epoch, Lineage};
 use metaq_wire::Role;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use tracing::{info, warn};
 
 /// Between two tries to reach ZooKeeper for the claim.
@@ -236,15 +236,15 @@ pub(crate) async fn tell_predecessor(uri: String, transport: LinkTransport, stor
     }
 }
 
-/// Lets the gate follow the lease.
-pub(crate) fn follow_lease(node: &Node, lease: &Lease, said: &mut bool) {
+/// Lets the gate follow the lease; `accepting` is until when the log knows messages to be accepted.
+pub(crate) fn follow_lease(node: &Node, lease: &Lease, accepting: &mut Option<Instant>) {
     let gate: &Gate = node.gate();
     match lease {
         Lease::None => {}
         Lease::Awaits(holder) => gate.say(&awaits(holder)),
         Lease::Until(until) => {
             gate.open(Some(*until));
-            if !std::mem::replace(said, true) {
+            if accepting.replace(*until).is_none() {
                 info!("accepting messages");
             }
         }
@@ -261,6 +261,16 @@ pub(crate) fn awaits(holder: &str) -> String {
         "the master is starting: {holder} still has a session in ZooKeeper as the master, and may acknowledge messages until \
          that ends (zk.zkSessionTimeoutMs after it died or froze); try again"
     )
+}
+
+/// Says so when the lease ends that messages are accepted by, which shuts the gate; waits for ever where there is none.
+pub(crate) async fn lease_ends(accepting: Option<Instant>) {
+    let Some(until) = accepting else { return std::future::pending().await };
+    tokio::time::sleep_until(until.into()).await;
+    warn!(
+        "accepting no messages: ZooKeeper was not heard of for too long to rule out another master; reads are served, and \
+         messages accepted again once it answers"
+    );
 }
 
 pub(crate) fn unix_ms() -> u64 {

@@ -139,7 +139,7 @@ async fn until_stopped(
     signals: &mut Signals,
 ) -> Result<()> {
     let (mut lease, mut state, mut successor) = (registry.lease(), registry.state(), node.gate().successor());
-    let mut accepting = false;
+    let mut accepting = None;
     let mut generation = store.catalog_generation();
     let want = || registry.want(assembly::wanted(&live.snapshot(), store, Role::Master, uri));
     loop {
@@ -160,6 +160,7 @@ async fn until_stopped(
             Ok(()) = lease.changed() => {
                 reign::follow_lease(node, &lease.borrow_and_update().clone(), &mut accepting);
             }
+            () = reign::lease_ends(accepting) => accepting = None,
             Ok(()) = successor.changed() => {
                 let successor = successor.borrow_and_update().clone();
                 bail!("{}", over(successor.as_ref(), store));
