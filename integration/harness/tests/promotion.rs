@@ -156,6 +156,32 @@ fn f05_a_slave_that_did_not_listen_is_not_safe() -> Result<()> {
     Ok(())
 }
 
+/// F10: a master that was put back from an older copy, and no registry. Asked at the master, the slave is known, and in
+/// which state: it asks its master for nothing, so that the master has no word of it.
+#[test]
+fn f10_the_master_names_its_slaves_where_no_registry_does() -> Result<()> {
+    let (a, b) = (site(None)?, site(None)?);
+    let master = a.start_master(&[])?;
+    put_many(&master, 10)?;
+    assert!(master.stop()?.success());
+    let older = tempfile::tempdir()?;
+    assert!(Command::new("cp").arg("-a").arg(a.data()).arg(older.path()).status()?.success());
+    let master = a.start_master(&[])?;
+    let slave = start_slave(&b, 0, &master)?;
+    put_many(&master, 10)?;
+    wait_level(&master, &slave, "test", 2)?;
+    assert!(slave.stop()?.success());
+    master.kill()?;
+    fs::remove_dir_all(a.data())?;
+    assert!(Command::new("cp").arg("-a").arg(older.path().join("data")).arg(a.path()).status()?.success());
+    let master = a.start_master(&[])?;
+    let _slave = start_slave(&b, 0, &master)?;
+    wait_until("the operator to be told", || {
+        let (code, rows) = metaq(&a, &["--broker", &master.address, "replica", "status"])?;
+        Ok((code == 0 && rows[0]["state"] == "diverged" && rows[0]["rank"].is_null()).then_some(()))
+    })
+}
+
 /// Over QUIC a master that was killed is as silent as one that hangs, or that was cut off and goes on. Its machine tells.
 #[test]
 fn f05_over_quic_death_is_told_from_silence() -> Result<()> {

@@ -200,7 +200,11 @@ async fn ask(id: BrokerId, broker: &metaq_registry::ClusterBroker) -> Told {
             Err(error) => told.replicas = Err(format!("the master does not answer: {error:#}")),
         },
     }
-    for (slave, address) in &broker.slaves {
+    // Where no registry names them, they have told their master where they serve.
+    for member in told.quorum.members.iter().filter(|member| member.state != "gone" && !member.uri.is_empty()) {
+        told.addresses.entry(member.slave).or_insert_with(|| member.uri.clone());
+    }
+    for (slave, address) in &told.addresses {
         let says = ask_slave(address).await.map_err(|error| format!("the slave does not answer: {error:#}"));
         told.slaves.insert(*slave, says);
     }
