@@ -7,6 +7,7 @@ use crate::paths::{self, Paths, Role, Tree};
 use crate::plan::{Operation, Sessions, Standing, Standings, plan};
 use crate::wanted::{Kind, Layout, Node, Wanted};
 use crate::zookeeper::{Reminder, Retry, Shared, State, advice, path_missing, patience};
+use metaq_types::TopicName;
 use std::collections::BTreeSet;
 use std::future::Future;
 use std::pin::{Pin, pin};
@@ -45,6 +46,8 @@ pub(crate) struct Keeper {
     holder_watch: Option<Watch>,
     listing: Listing,
     ticks_unread: u32,
+    /// Topics of which the log says that ZooKeeper takes no such name.
+    nameless: BTreeSet<TopicName>,
 }
 
 /// Whether this ZooKeeper can list what a session holds. Those before 3.6 cannot: some say so and close the
@@ -77,6 +80,7 @@ impl Keeper {
             holder_watch: None,
             listing: Listing::Unknown,
             ticks_unread: 0,
+            nameless: BTreeSet::new(),
         }
     }
 
@@ -186,11 +190,18 @@ fn in_conflict(shared: &Shared, keeper: &mut Keeper, conflict: State, remind: &m
 
 fn registered(shared: &Shared, keeper: &mut Keeper, wanted: &Wanted) {
     keeper.sessions.newcomer = false;
+    // One may come later, by a reload or as the first put of a pattern's.
+    for topic in wanted.unpublishable() {
+        if keeper.nameless.insert(topic.clone()) {
+            warn!(
+                %topic,
+                "zookeeper takes no such name; the topic is served, but clients cannot find it: call it otherwise, without \
+                 characters beyond U+FFFF"
+            );
+        }
+    }
     if *shared.state.borrow() == State::Registered {
         return;
-    }
-    for topic in wanted.unpublishable() {
-        warn!(%topic, "zookeeper takes no such name; the topic is served, but clients cannot find it");
     }
     info!(broker = %wanted.broker_id, member = paths::member(wanted.broker_id, wanted.role), uri = wanted.uri,
         topics = wanted.topics.len(), "registered in zookeeper");

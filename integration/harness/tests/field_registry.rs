@@ -201,12 +201,17 @@ fn a_topic_made_by_a_pattern_is_registered_at_its_first_put() -> Result<()> {
     let zookeeper = Registered::start()?;
     let mut site = zookeeper.site()?;
     site.topic("app-*", &[("numPartitions", "2")]);
-    let broker = site.start_master(&[])?;
+    let mut broker = site.start_master(&[])?;
     zookeeper.wait_registered(&site, &broker)?;
     Raw::connect(&broker.address)?.put("app-one", 1, b"x")?.stored()?;
     zookeeper.wait_for("app-one", &site, |cluster| {
         (cluster.topics.get("app-one")?.subscribe.values().next() == Some(&2)).then_some(())
-    })
+    })?;
+    // ZooKeeper cannot hold every name that UTF-8 can.
+    Raw::connect(&broker.address)?.put("app-😀", 1, b"x")?.stored()?;
+    let line = broker.wait_for_line("zookeeper takes no such name")?;
+    assert!(line.contains("app-😀") && line.contains("call it otherwise"), "{line}");
+    Ok(())
 }
 
 /// Without a ZooKeeper the broker serves reads, says why it takes no messages, and takes them when it is confirmed.
