@@ -37,10 +37,14 @@ pub(crate) struct Facts {
     pub(crate) disk_low: bool,
     /// Without room on the disk for what came last, with the refusal.
     pub(crate) full: Vec<(PartitionId, String)>,
+    /// Refused what came last for another reason that may pass, with the refusal.
+    pub(crate) refusing: Vec<(PartitionId, String)>,
     /// Read-only after a disk error, with the error.
     pub(crate) poisoned: Vec<(PartitionId, String)>,
     /// Could not be opened.
     pub(crate) failed: Vec<String>,
+    /// With damaged messages in the last file, as found at the start, and how many bytes of them.
+    pub(crate) damaged: Vec<(PartitionId, u64)>,
     /// Lack files that they had, with what is known.
     pub(crate) lost: Vec<(PartitionId, String)>,
     /// What lies in a data path and is no partition.
@@ -104,8 +108,10 @@ impl Facts {
             registry: watched.registry_state(),
             disk_low: node.is_disk_low(),
             full: store.full(),
+            refusing: store.refusing(),
             poisoned,
             failed: names(&report.failed),
+            damaged: report.damaged.clone(),
             lost: store.lost(),
             foreign: names(&report.passed_over),
             role,
@@ -124,6 +130,7 @@ pub(crate) fn judge(facts: &Facts) -> Readiness {
         reasons.push(Statement { code: "disk_low", detail });
     }
     reasons.extend(full(&facts.full));
+    reasons.extend(refusing(&facts.refusing));
     reasons.extend(poisoned(&facts.poisoned));
     if !facts.failed.is_empty() {
         let names = some(facts.failed.iter().cloned(), facts.failed.len());
@@ -139,10 +146,14 @@ pub(crate) fn judge(facts: &Facts) -> Readiness {
         Role::Master { gate_shut, quorum, short_of_quorum, downgraded, slaves } => {
             reasons.extend(gate_shut.clone().map(|detail| Statement { code: "gate_shut", detail }));
             reasons.extend(alone(*quorum, slaves).or_else(|| too_few("quorum", short_of_quorum)));
+            notes.extend(damaged(&facts.damaged, "if 'metaq log verify' finds a slave whole, promote it"));
             notes.extend(too_few("downgraded", downgraded));
             notes.extend(slaves.iter().filter_map(|(id, standing)| note_on(*id, *standing)));
         }
-        Role::Slave { link, bound } => slave_reasons(link, *bound, &mut reasons),
+        Role::Slave { link, bound } => {
+            reasons.extend(damaged(&facts.damaged, "have them copied anew: docs/runbooks/replace-a-slave.md"));
+            slave_reasons(link, *bound, &mut reasons);
+        }
     }
     Readiness { ready: reasons.is_empty(), reasons, notes }
 }
@@ -163,6 +174,13 @@ fn full(partitions: &[(PartitionId, String)]) -> Option<Statement> {
     Some(Statement { code: "disk_full", detail })
 }
 
+fn refusing(partitions: &[(PartitionId, String)]) -> Option<Statement> {
+    let (_, reason) = partitions.first()?;
+    let names = some(partitions.iter().map(|(partition, _)| partition.to_string()), partitions.len());
+    let detail = format!("nothing can be stored in {names}: {reason}; put that right, no restart is needed");
+    Some(Statement { code: "refusing", detail })
+}
+
 fn poisoned(partitions: &[(PartitionId, String)]) -> Option<Statement> {
     let (_, reason) = partitions.first()?;
     let names = partitions.iter().map(|(partition, _)| partition.to_string());
@@ -175,6 +193,15 @@ fn lost(logs: &[(PartitionId, String)]) -> Option<Statement> {
     let names = some(logs.iter().map(|(log, _)| log.to_string()), logs.len());
     let detail = format!("files are gone of {names}; of {first}: {text}; the log says more");
     Some(Statement { code: "lost", detail })
+}
+
+/// Messages that no reader gets any more.
+fn damaged(logs: &[(PartitionId, u64)], advice: &str) -> Option<Statement> {
+    let bytes: u64 = logs.iter().map(|(_, bytes)| bytes).sum();
+    let names = some(logs.iter().map(|(log, _)| log.to_string()), logs.len());
+    let detail =
+        format!("{bytes} bytes in the files here of {names} are no message, and readers are led across; {advice}");
+    (!logs.is_empty()).then_some(Statement { code: "damaged", detail })
 }
 
 /// A master without as many slaves as a topic asks for, whether or not something was put already.
@@ -275,8 +302,10 @@ mod tests {
             registry: Some(State::Registered),
             disk_low: false,
             full: Vec::new(),
+            refusing: Vec::new(),
             poisoned: Vec::new(),
             failed: Vec::new(),
+            damaged: Vec::new(),
             lost: Vec::new(),
             foreign: Vec::new(),
             role: Role::Master {
@@ -318,6 +347,14 @@ mod tests {
     }
 
     #[test]
+    fn a_damaged_copy_is_none_and_a_damaged_master_serves_the_rest() {
+        let damaged = |facts: Facts| Facts { damaged: vec![("a-0".parse().unwrap(), 1020)], ..facts };
+        check(&damaged(master(None, Standing::Following)), &[], &["damaged"]);
+        let following = LinkState::Following { master: "m".into() };
+        check(&damaged(slave(following, &[("a-0", 0, None)])), &["damaged"], &[]);
+    }
+
+    #[test]
     fn a_master_is_ready_while_it_acknowledges_whatever_becomes_of_its_slaves() {
         check(&master(None, Standing::Following), &[], &[]);
         check(&master(None, Standing::Lagging), &[], &["slave_lagging"]);
@@ -349,6 +386,15 @@ mod tests {
         check(&facts, &["poisoned", "not_served"], &[]);
         let detail = &judge(&facts).reasons[0].detail;
         assert!(detail.contains("t-0, t-1, t-2, t-3, t-4 and 3 more") && detail.contains("no space"), "{detail}");
+    }
+
+    #[test]
+    fn what_may_pass_is_told_while_it_lasts() {
+        let refusing = vec![("t-0".parse().unwrap(), "cannot create /d/t-0/7.meta: Permission denied".to_owned())];
+        let facts = Facts { refusing, ..master(None, Standing::Following) };
+        check(&facts, &["refusing"], &[]);
+        let detail = &judge(&facts).reasons[0].detail;
+        assert!(detail.contains("t-0: cannot create") && detail.contains("put that right"), "{detail}");
     }
 
     /// The node does its work with what is left, and somebody has to know that it is not all.

@@ -4,7 +4,7 @@ use crate::disk::{Disk, OsDisk, create_dirs};
 use crate::ended::{self, Ended};
 use crate::errors::{CloseError, CreateError, OpenError};
 use crate::files::{FileCache, open_files_max_here};
-use crate::full::Full;
+use crate::full::{Full, Lacks};
 use crate::ids::{IdClock, WallClock};
 use crate::kind;
 use crate::load::load;
@@ -220,8 +220,9 @@ impl Store {
         }
         let root = self.root_for(&mut roots, &rules.data_path).map_err(|error| cannot_create(id, error.to_string()))?;
         let partition = self.create(id, rules, root, first).inspect_err(|error| {
-            if let CreateError::Io { reason, disk_full: true, .. } = error {
-                self.shared.full.refused(id, reason);
+            if let CreateError::Io { reason, disk_full, .. } = error {
+                let lacks = if *disk_full { Lacks::Room } else { Lacks::Other };
+                self.shared.full.refused(id, lacks, reason);
             }
         })?;
         self.partitions.write().entry(id.topic.clone()).or_default().insert(id.number, partition.clone());

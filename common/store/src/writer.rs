@@ -3,6 +3,7 @@ use crate::at_risk::AtRisk;
 use crate::committer::Wants;
 use crate::disk::write_all_at;
 use crate::errors::{AppendError, Refusal};
+use crate::full::Lacks;
 use crate::metrics::FlushCause;
 use crate::partition::{Partition, refuse, walk_headers};
 use crate::queue::{Batch, BatchRecord, NewBatch, NewRecord, Verbatim};
@@ -11,6 +12,7 @@ use crate::segment::Segment;
 use metaq_types::limits::RECORD_HEADER_BYTES;
 use metaq_types::{MessageId, Offset};
 use metaq_wire::RecordHeader;
+use rustix::io::Errno;
 use std::fs::File;
 use std::io::{self, ErrorKind, IoSlice};
 use std::sync::Arc;
@@ -163,13 +165,16 @@ impl Partition {
         self.publish(writer, answers, count, false, hand);
     }
 
-    /// Takes note of whether the disk had room.
+    /// Takes note of whether the disk had room, and all else that it takes.
     fn watch_room<Written>(&self, written: Result<Written, AppendError>) -> Result<Written, AppendError> {
         match &written {
-            Ok(_) => self.shared.full.has_room(&self.id),
+            Ok(_) => self.shared.full.accepted(&self.id),
             Err(AppendError::Refused(Refusal::DiskFull(reason))) => {
                 self.shared.metrics.disk_full.fetch_add(1, Ordering::Relaxed);
-                self.shared.full.refused(&self.id, reason);
+                self.shared.full.refused(&self.id, Lacks::Room, reason);
+            }
+            Err(AppendError::Refused(Refusal::Unavailable(reason))) => {
+                self.shared.full.refused(&self.id, Lacks::Other, reason);
             }
             Err(_) => {}
         }
@@ -323,7 +328,11 @@ impl Partition {
         if is_disk_full(error) {
             return Refusal::DiskFull(format!("{} at {position}: {error}", path.display())).into();
         }
-        let reason = format!("a write to {} at {position} failed: {error}", path.display());
+        let advice = match error.raw_os_error() == Some(Errno::BADF.raw_os_error()) {
+            true => "; the file may only be read: correct its owner or mode, or how its disk is mounted",
+            false => "",
+        };
+        let reason = format!("a write to {} at {position} failed: {error}{advice}", path.display());
         self.poison(reason.clone());
         Refusal::Poisoned(reason).into()
     }

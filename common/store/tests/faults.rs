@@ -91,6 +91,29 @@ fn a_full_disk_at_a_roll_refuses_and_recovers() {
     assert_eq!(partition.active_segment(), at(40));
 }
 
+/// What keeps a segment from being begun is told as a full disk is, and over when it is gone: a broker that refused every
+/// message for it was ready, and its log silent.
+#[test]
+fn what_is_in_the_way_of_a_roll_refuses_and_is_told() {
+    let Case { setup, store, .. } = case(0, 30);
+    let partition = setup.partition(&store, "test-0");
+    put(&partition, &[1; 20]).unwrap();
+    let in_the_way = setup.segment("test-0", 40);
+    fs::create_dir(&in_the_way).unwrap();
+    assert!(matches!(refusal(put(&partition, b"x")), Refusal::Unavailable(_)));
+    let told = store.refusing();
+    assert!(told.len() == 1 && told[0].0 == id("test-0") && told[0].1.contains("cannot create"), "{told:?}");
+    assert_eq!(store.full(), []);
+    fs::remove_dir(&in_the_way).unwrap();
+    assert_eq!(put(&partition, b"x").unwrap().offset, at(40));
+    assert_eq!(store.refusing(), []);
+    // So is what is in the way of a new partition.
+    let rules = setup.rules();
+    fs::write(setup.path().join("test-1"), "").unwrap();
+    assert!(store.get_or_create(&id("test-1"), &rules, at(0)).is_err());
+    assert_eq!(store.refusing().len(), 1);
+}
+
 #[test]
 fn a_rest_that_cannot_be_cut_off_poisons() {
     let Case { setup, disk, store } = case(0, 1 << 20);
@@ -329,7 +352,8 @@ fn a_file_that_may_only_be_read_refuses() {
     let store = setup.open_on(disk.clone());
     disk.add(Fault::ReadOnly);
     let partition = store.get("test", 0).unwrap();
-    assert!(matches!(refusal(put(&partition, b"x")), Refusal::Poisoned(_)));
+    let Refusal::Poisoned(reason) = refusal(put(&partition, b"x")) else { panic!("not poisoned") };
+    assert!(reason.contains("may only be read"), "{reason}");
     assert!(matches!(partition.health(), Health::Poisoned(_)));
     assert_eq!(bodies(&read_from(&partition, 0, 1000)), [b"before"]);
 }
