@@ -3,7 +3,9 @@
 //! Everything started here is a child of the test, is waited for by a condition, and ends with it.
 
 pub mod authority;
+pub mod console;
 pub mod fire;
+pub mod members;
 pub mod original;
 pub mod pair;
 pub mod ports;

@@ -90,3 +90,13 @@ pub fn assert_same(master: &Path, slave: &Path) -> Result<()> {
     }
     Ok(())
 }
+
+/// Waits until nothing is missing any more; for logs into which nobody puts.
+pub fn wait_same(master: &Path, slave: &Path) -> Result<()> {
+    let mut difference = None;
+    wait_until("both to hold the same", || {
+        difference = assert_same(master, slave).err();
+        Ok(difference.is_none().then_some(()))
+    })
+    .with_context(|| format!("{difference:?}"))
+}

@@ -70,6 +70,11 @@ pub struct Record {
     pub body: Vec<u8>,
 }
 
+/// What the records say, for those whose bodies are text.
+pub fn bodies(records: &[Record]) -> Vec<String> {
+    records.iter().map(|record| String::from_utf8_lossy(&record.body).into_owned()).collect()
+}
+
 impl Record {
     /// The offset behind it.
     pub fn end(&self) -> u64 {

@@ -1,136 +1,18 @@
 //! Metrics, readiness and the lag of slaves, as an operator's tools see them.
 
 use anyhow::{Context, Result, bail};
-use metaq_harness::pair::{assert_same, slave_site, start_slave, wait_level};
-use metaq_harness::ports::free_port;
+use metaq_harness::console::Console;
+use metaq_harness::pair::{slave_site, start_slave, wait_level, wait_same};
 use metaq_harness::process::{Broker, Site, wait_until};
 use metaq_harness::raw::Raw;
 use metaq_harness::zookeeper::ZooKeeper;
 use rustix::process::Signal;
-use serde_json::Value;
-use std::collections::{BTreeMap, HashSet};
-use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
-
-/// A node's console, before it is started.
-struct Console {
-    port: u16,
-}
-
-impl Console {
-    fn on(site: &mut Site) -> Result<Console> {
-        let port = free_port()?;
-        site.set("dashboardHttpPort", &port.to_string());
-        Ok(Console { port })
-    }
-
-    /// Status and body; an error while it does not listen yet.
-    fn ask(&self, request: &str) -> Result<(u16, String)> {
-        let mut stream = TcpStream::connect(("127.0.0.1", self.port))?;
-        stream.set_read_timeout(Some(Duration::from_secs(10)))?;
-        stream.write_all(format!("{request} HTTP/1.1\r\nHost: test\r\nConnection: close\r\n\r\n").as_bytes())?;
-        let mut text = String::new();
-        stream.read_to_string(&mut text)?;
-        let (head, body) = text.split_once("\r\n\r\n").context("no end of the head")?;
-        let status = head.split(' ').nth(1).context("no status")?.parse()?;
-        Ok((status, body.to_owned()))
-    }
-
-    fn metrics(&self) -> Result<Metrics> {
-        let (status, body) = wait_until("the console to answer", || Ok(self.ask("GET /metrics").ok()))?;
-        assert_eq!(status, 200);
-        Metrics::parse(&body)
-    }
-
-    /// Status, codes of the reasons, codes of the notes.
-    fn ready(&self) -> Result<(u16, Vec<String>, Vec<String>)> {
-        let (status, body) = wait_until("the console to answer", || Ok(self.ask("GET /readyz").ok()))?;
-        let json: Value = serde_json::from_str(&body)?;
-        assert_eq!(json["ready"], status == 200, "{body}");
-        let codes = |list: &Value| {
-            let codes = list.as_array().into_iter().flatten();
-            codes.filter_map(|it| it["code"].as_str().map(str::to_owned)).collect()
-        };
-        Ok((status, codes(&json["reasons"]), codes(&json["notes"])))
-    }
-
-    fn wait_ready(&self) -> Result<()> {
-        wait_until("readiness", || Ok((self.ready()?.0 == 200).then_some(())))
-    }
-
-    fn wait_reason(&self, code: &str) -> Result<()> {
-        wait_until(&format!("the reason {code}"), || {
-            let (status, reasons, _) = self.ready()?;
-            Ok((status == 503 && reasons.iter().any(|it| it == code)).then_some(()))
-        })
-    }
-
-    /// Whether the throttle sets in before that long.
-    fn is_held_back_within(&self, patience: Duration) -> Result<bool> {
-        let until = Instant::now() + patience;
-        while self.metrics()?.at("metaq_broker_throttle_delay_seconds")? == 0.0 {
-            if Instant::now() > until {
-                return Ok(false);
-            }
-            std::thread::park_timeout(Duration::from_millis(20));
-        }
-        Ok(true)
-    }
-
-    fn wait_standing(&self, standing: &str) -> Result<()> {
-        let series = format!("metaq_link_slave_standing{{slave=\"0\",standing=\"{standing}\"}}");
-        wait_until(&format!("the slave to be {standing}"), || {
-            Ok((self.metrics()?.get(&series) == Some(1.0)).then_some(()))
-        })
-    }
-}
-
-/// Series → value.
-struct Metrics(BTreeMap<String, f64>);
-
-impl Metrics {
-    /// Checks the form of every line on the way.
-    fn parse(text: &str) -> Result<Metrics> {
-        let mut values = BTreeMap::new();
-        let mut declared = HashSet::new();
-        let (text, rest) = text.split_once("# EOF\n").context("no # EOF")?;
-        assert_eq!(rest, "");
-        for line in text.lines() {
-            if let Some(declaration) = line.strip_prefix("# TYPE ") {
-                let (name, kind) = declaration.split_once(' ').context("no kind")?;
-                declared.insert(if kind == "counter" { format!("{name}_total") } else { name.to_owned() });
-            } else if !line.starts_with("# HELP ") {
-                let (series, value) = line.rsplit_once(' ').with_context(|| line.to_owned())?;
-                let name = series.split('{').next().unwrap_or_default();
-                assert!(declared.contains(name), "{line} comes before its # TYPE");
-                let value: f64 = value.parse().with_context(|| line.to_owned())?;
-                assert!(value >= 0.0, "{line}");
-                assert!(values.insert(series.to_owned(), value).is_none(), "{line} stands there twice");
-            }
-        }
-        Ok(Metrics(values))
-    }
-
-    fn get(&self, series: &str) -> Option<f64> {
-        self.0.get(series).copied()
-    }
-
-    fn at(&self, series: &str) -> Result<f64> {
-        self.get(series).with_context(|| format!("no {series} among {:?}", self.0.keys()))
-    }
-
-    /// (bytes, messages, seconds) of slave 0 and a partition of `test`.
-    fn lag(&self, partition: u32) -> Result<(f64, Option<f64>, f64)> {
-        let series =
-            |what: &str| format!("metaq_link_lag_{what}{{slave=\"0\",topic=\"test\",partition=\"{partition}\"}}");
-        Ok((self.at(&series("bytes"))?, self.get(&series("messages")), self.at(&series("seconds"))?))
-    }
-}
 
 /// Producers that wait for each answer, until they are told to stop.
 struct Load {
@@ -204,7 +86,7 @@ fn metrics_show_what_stats_shows_and_only_on_loopback() -> Result<()> {
     assert_eq!(metrics.at("metaq_broker_accepting")?, 1.0);
     assert!(metrics.at("metaq_store_syncs_total")? >= 1.0);
     assert!(
-        metrics.0.keys().any(|series| series.starts_with("metaq_broker_info{") && series.contains("role=\"master\""))
+        metrics.names().any(|series| series.starts_with("metaq_broker_info{") && series.contains("role=\"master\""))
     );
 
     assert_eq!(console.ask("GET /healthz")?, (200, "ok\n".to_owned()));
@@ -390,7 +272,7 @@ fn producers_are_held_back_until_the_slave_keeps_up() -> Result<()> {
         Ok((console.metrics()?.at("metaq_broker_throttle_delay_seconds")? == 0.0).then_some(()))
     })?;
     master.wait_for_line("producers are no longer held back")?;
-    wait_same(&site, &slaves)
+    wait_same(&site.data(), &slaves.data())
 }
 
 #[test]
@@ -425,12 +307,7 @@ fn a_catch_up_is_limited_and_shows_how_far_it_is() -> Result<()> {
     console.wait_standing("following")?;
     master.wait_for_line("the slave has caught up")?;
     assert_eq!(slave_console.metrics()?.at("metaq_link_left_bytes")?, 0.0);
-    wait_same(&site, &slaves)
-}
-
-/// Nothing is put any more: what is not synced yet on the master follows.
-fn wait_same(master: &Site, slave: &Site) -> Result<()> {
-    wait_until("the same files", || Ok(assert_same(&master.data(), &slave.data()).ok()))
+    wait_same(&site.data(), &slaves.data())
 }
 
 fn start_limited_slave(site: &Site, master: &Broker, properties: &str) -> Result<Broker> {

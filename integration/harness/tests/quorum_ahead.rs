@@ -3,6 +3,7 @@
 
 use anyhow::{Context, Result};
 use metaq_harness::fire::disk::SlowDisk;
+use metaq_harness::members::first_put;
 use metaq_harness::pair::{assert_same, start_slave, wait_level};
 use metaq_harness::process::{Broker, Site, wait_until};
 use metaq_harness::raw::Raw;
@@ -21,16 +22,6 @@ fn site(quorum: u32) -> Result<Site> {
 
 fn segment(site: &Site) -> PathBuf {
     site.data().join("test-0/00000000000000000000.meta")
-}
-
-/// Puts until the members are there.
-fn first_put(master: &Broker, body: &[u8]) -> Result<()> {
-    let mut raw = Raw::connect(&master.address)?;
-    let reply = wait_until("the quorum to be there", || {
-        let reply = raw.put("test", 0, body)?;
-        Ok((reply.code != 503).then_some(reply))
-    })?;
-    reply.stored().map(|_| ())
 }
 
 fn wait_for_copy(slave: &Broker, word: &str) -> Result<String> {
@@ -72,7 +63,7 @@ fn members_sync_while_the_master_does_and_nothing_is_told_before() -> Result<()>
     a.set("ackTimeoutInMills", "60000");
     let master = a.start_master(&[])?;
     let slave = start_slave(&b, 0, &master)?;
-    first_put(&master, b"first")?;
+    first_put(&master, 0, b"first")?;
     wait_level(&master, &slave, "test", 1)?;
     let disk = SlowDisk::attach(master.pid(), Duration::from_secs(60))?;
     let answered = AtomicBool::new(false);
@@ -108,7 +99,7 @@ fn a_tail_that_the_master_lost_before_its_answer_is_set_aside() -> Result<()> {
         let address = master.address.clone();
         a.set("serverPort", address.rsplit(':').next().unwrap_or_default());
         let (mut one, two) = (start_slave(&b, 0, &master)?, start_slave(&c, 1, &master)?);
-        first_put(&master, b"first")?;
+        first_put(&master, 0, b"first")?;
         wait_level(&master, &one, "test", 1)?;
         wait_level(&master, &two, "test", 1)?;
         two.signal(Signal::STOP)?;
@@ -125,7 +116,7 @@ fn a_tail_that_the_master_lost_before_its_answer_is_set_aside() -> Result<()> {
         two.signal(Signal::CONT)?;
         let line = one.wait_for_line("set aside and cut")?;
         assert!(line.contains("bytes=34") && line.contains(".diverged-1"), "{line}");
-        first_put(&master, b"after")?;
+        first_put(&master, 0, b"after")?;
         wait_level(&master, &one, "test", 1)?;
         wait_level(&master, &two, "test", 1)?;
         assert_eq!((shown(&master)?, shown(&one)?), (vec!["first".into(), "after".into()], shown(&two)?));
@@ -146,8 +137,8 @@ fn a_tail_that_was_acknowledged_is_never_cut_by_itself() -> Result<()> {
     let master = a.start_master(&[])?;
     a.set("serverPort", master.address.rsplit(':').next().unwrap_or_default());
     let slave = start_slave(&b, 0, &master)?;
-    first_put(&master, b"first")?;
-    first_put(&master, b"acknowledged")?;
+    first_put(&master, 0, b"first")?;
+    first_put(&master, 0, b"acknowledged")?;
     // As soon as the slave shows it, it was told.
     wait_level(&master, &slave, "test", 1)?;
     let whole = fs::read(segment(&b))?;
@@ -165,7 +156,7 @@ fn a_tail_that_was_acknowledged_is_never_cut_by_itself() -> Result<()> {
     assert_eq!(Raw::connect(&master.address)?.put("test", 0, b"refused")?.code, 503, "it does not count either");
     assert!(slave.stop()?.success());
     let slave = b.start_slave(&["--slave-id", "0", "--master", &master.address, "--accept-divergence"])?;
-    first_put(&master, b"after")?;
+    first_put(&master, 0, b"after")?;
     wait_level(&master, &slave, "test", 1)?;
     assert_same(&a.data(), &b.data())?;
     assert_eq!(set_aside(&b)?.len(), 1);

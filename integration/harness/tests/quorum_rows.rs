@@ -5,44 +5,17 @@ use anyhow::{Context, Result, ensure};
 use metaq_config::BrokerConfig;
 use metaq_harness::authority::Authority;
 use metaq_harness::fire::Rng;
-use metaq_harness::pair::{assert_prefix, assert_same, start_slave, wait_level};
+use metaq_harness::members::{SLACK, TIMEOUT, first_put, member_site};
+use metaq_harness::pair::{assert_prefix, assert_same, start_slave, wait_level, wait_same};
 use metaq_harness::ports::free_port;
 use metaq_harness::process::{Broker, Site, wait_until};
-use metaq_harness::raw::{Raw, Record, Stored};
+use metaq_harness::raw::{Raw, Record, Stored, bodies};
 use metaq_harness::shaky_disk::{Faults, ShakyDisk};
 use metaq_harness::zookeeper::ZooKeeper;
 use metaq_registry::lookup;
 use metaq_types::BrokerId;
 use rustix::process::Signal;
-use std::path::Path;
 use std::time::{Duration, Instant};
-
-/// Long enough for a member to answer whose disk others keep busy.
-const TIMEOUT: Duration = Duration::from_millis(1500);
-
-/// What a put may take beyond the time-out on a machine that is busy with other tests.
-const SLACK: Duration = Duration::from_millis(1500);
-
-fn site() -> Result<Site> {
-    let mut site = Site::new()?;
-    site.set("maxSegmentSize", "16*1024");
-    site.set("ackQuorum", "2").set("ackTimeoutInMills", &TIMEOUT.as_millis().to_string());
-    Ok(site)
-}
-
-/// Puts once there are enough members; a put that is refused was not stored.
-fn first_put(master: &Broker, partition: i32, body: &[u8]) -> Result<Stored> {
-    let mut raw = Raw::connect(&master.address)?;
-    wait_until("the quorum to be there", || {
-        let reply = raw.put("test", partition, body)?;
-        Ok((reply.code == 200).then_some(reply))
-    })?
-    .stored()
-}
-
-fn bodies(records: &[Record]) -> Vec<String> {
-    records.iter().map(|record| String::from_utf8_lossy(&record.body).into_owned()).collect()
-}
 
 fn readable(address: &str) -> Result<Vec<String>> {
     Ok(bodies(&Raw::connect(address)?.read_all("test", 0, 0)?))
@@ -58,7 +31,7 @@ struct Node {
 
 impl Node {
     fn new(configure: impl FnOnce(&mut Site)) -> Result<Node> {
-        let (mut site, disk) = (site()?, ShakyDisk::mount()?);
+        let (mut site, disk) = (member_site(2)?, ShakyDisk::mount()?);
         site.set("dataPath", &disk.data().display().to_string());
         site.set("serverPort", &free_port()?.to_string());
         configure(&mut site);
@@ -110,20 +83,11 @@ fn pair(configure: impl Fn(&mut Site)) -> Result<(Node, Node)> {
     Ok((master, slave))
 }
 
-fn wait_same(master: &Path, slave: &Path) -> Result<()> {
-    let mut difference = None;
-    wait_until("both to hold the same", || {
-        difference = assert_same(master, slave).err();
-        Ok(difference.is_none().then_some(()))
-    })
-    .with_context(|| format!("{difference:?}"))
-}
-
 /// Row 21: the slave hangs for a while. The original fails each put after its time-out, and shows all of those messages.
 /// Here one put waits, the others are refused before they are stored, and nothing is doubled.
 #[test]
 fn row_21_a_slave_that_hangs_costs_one_time_out() -> Result<()> {
-    let (a, b) = (site()?, site()?);
+    let (a, b) = (member_site(2)?, member_site(2)?);
     let master = a.start_master(&[])?;
     let slave = start_slave(&b, 0, &master)?;
     first_put(&master, 0, b"first")?;
@@ -146,7 +110,7 @@ fn row_21_a_slave_that_hangs_costs_one_time_out() -> Result<()> {
 /// Row 22: the slave dies with puts in flight. The original leaves those on the master alone for ever.
 #[test]
 fn row_22_what_was_in_flight_when_the_slave_died_reaches_it_later() -> Result<()> {
-    let (mut a, b) = (site()?, site()?);
+    let (mut a, b) = (member_site(2)?, member_site(2)?);
     // All are taken before the first has waited long enough.
     a.set("ackTimeoutInMills", "10000");
     let master = a.start_master(&[])?;
@@ -184,7 +148,7 @@ fn row_22_what_was_in_flight_when_the_slave_died_reaches_it_later() -> Result<()
 /// makes up for the first, and whoever was down catches up.
 #[test]
 fn row_23_a_slave_that_is_down_is_made_up_for_by_another_and_catches_up() -> Result<()> {
-    let (a, b, c) = (site()?, site()?, site()?);
+    let (a, b, c) = (member_site(2)?, member_site(2)?, member_site(2)?);
     let master = a.start_master(&[])?;
     let one = start_slave(&b, 0, &master)?;
     first_put(&master, 0, b"first")?;
@@ -210,7 +174,7 @@ fn row_23_a_slave_that_is_down_is_made_up_for_by_another_and_catches_up() -> Res
 /// Row 24: the master dies. What was acknowledged is on the slave, at the same offsets.
 #[test]
 fn row_24_what_was_acknowledged_is_on_the_slave_when_the_master_dies() -> Result<()> {
-    let (a, b) = (site()?, site()?);
+    let (a, b) = (member_site(2)?, member_site(2)?);
     let master = a.start_master(&[])?;
     let slave = start_slave(&b, 0, &master)?;
     first_put(&master, 0, b"first")?;
@@ -282,7 +246,7 @@ fn row_25_both_lose_power() -> Result<()> {
 /// Row 26: a failover after rows 21 and 22. In the original consumers go on at offsets that mean something else.
 #[test]
 fn row_26_consumers_go_on_where_they_were_after_a_failover() -> Result<()> {
-    let (a, b) = (site()?, site()?);
+    let (a, b) = (member_site(2)?, member_site(2)?);
     let master = a.start_master(&[])?;
     let slave = start_slave(&b, 0, &master)?;
     first_put(&master, 0, b"first")?;
@@ -387,7 +351,7 @@ fn row_29_a_stray_put_or_reload_on_the_slave_changes_nothing() -> Result<()> {
     let zookeeper = ZooKeeper::start()?;
     let runtime = tokio::runtime::Runtime::new()?;
     let registered = || -> Result<Site> {
-        let mut site = site()?;
+        let mut site = member_site(2)?;
         site.set_zookeeper("zk.zkEnable", "true").set_zookeeper("zk.zkConnect", &zookeeper.connect());
         Ok(site)
     };
@@ -448,7 +412,7 @@ fn row_30_ids_go_on_after_all_machines_started_again() -> Result<()> {
 #[test]
 fn a_master_that_may_have_been_replaced_shows_nothing_new() -> Result<()> {
     let mut zookeeper = ZooKeeper::start()?;
-    let (mut a, b) = (site()?, site()?);
+    let (mut a, b) = (member_site(2)?, member_site(2)?);
     a.set_zookeeper("zk.zkEnable", "true").set_zookeeper("zk.zkConnect", &zookeeper.connect());
     a.set_zookeeper("zk.zkSessionTimeoutMs", "1500");
     let mut master = a.start_master(&[])?;
@@ -478,7 +442,7 @@ fn a_slave_that_dies_over_quic_costs_one_pause_for_all_partitions() -> Result<()
     const PARTITIONS: i32 = 6;
     let authority = Authority::new("test")?;
     let sites = ["a", "b"].map(|name| -> Result<Site> {
-        let mut site = site()?;
+        let mut site = member_site(2)?;
         authority.issue(name)?.configure(&mut site);
         site.set("replicationTransport", "quic").topic("test", &[("numPartitions", &PARTITIONS.to_string())]);
         Ok(site)
