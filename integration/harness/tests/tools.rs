@@ -429,5 +429,34 @@ fn f53_consume_says_where_it_begins() -> Result<()> {
         let ended = run("metaq", &consume(behind), Stdio::null())?;
         assert!(ended.code == Some(0) && ended.said.contains(said), "{behind}: {ended:?}");
     }
+    let ended = run("metaq", &consume("--from 7"), Stdio::null())?;
+    assert!(ended.code == Some(1) && ended.said.contains("no message begins at 7"), "{ended:?}");
+    Ok(())
+}
+
+/// A topic into which nothing was put yet is there, also where a broker is asked without a registry.
+#[test]
+fn an_empty_topic_is_read_and_followed_at_a_broker_alone() -> Result<()> {
+    let mut site = Site::new()?;
+    site.topic("empty", &[("numPartitions", "3")]);
+    let broker = site.start_master(&[])?;
+    let consume = |behind: &str| words(&format!("--broker {} consume --topic {behind}", broker.address));
+    let ended = run("metaq", &consume("empty"), Stdio::null())?;
+    assert!(ended.code == Some(0) && ended.said.is_empty(), "{ended:?}");
+    for (behind, said) in [
+        ("empty --partition 3", "topic 'empty' has no partition 3; it has the numbers 0 to 2"),
+        ("nobody", "no broker announces the topic 'nobody'; 'metaq topic list'"),
+    ] {
+        let ended = run("metaq", &consume(behind), Stdio::null())?;
+        assert!(ended.code == Some(1) && ended.said.contains(said), "{behind}: {ended:?}");
+    }
+    let mut follower = Command::new("sh");
+    follower.args(["-c", "exec \"$0\" \"$@\" >&2"]).arg(binary_path("metaq")?).args(consume("empty --follow"));
+    let mut follower = Broker::watch(&site, "consume", &mut follower)?;
+    for partition in 0..3 {
+        follower.wait_for_line(&format!("empty-{partition} of broker 0: reading from 0 (--from start)"))?;
+        Raw::connect(&broker.address)?.put("empty", partition, format!("one-{partition}").as_bytes())?.stored()?;
+        follower.wait_for_line(&format!("one-{partition}"))?;
+    }
     Ok(())
 }

@@ -12,6 +12,8 @@ use metaq_link::listing::{self, Listed};
 use metaq_registry::{Cluster, ClusterBroker, Role, lookup};
 use metaq_types::{BrokerId, SlaveId};
 
+use crate::describe;
+
 pub(crate) const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// The options that say which cluster is meant; the first given of broker, zk and config counts.
@@ -102,6 +104,23 @@ impl Source {
             Source::Registry(zookeeper) => Ok(lookup(zookeeper).await?),
             Source::Broker(address) => alone(address).await,
         }
+    }
+
+    /// The same for whoever reads a topic, and whether all its partitions are known: a broker alone lists those that hold
+    /// something, and only one of ours says how many there are.
+    pub(crate) async fn look_for(&self, topic: &str) -> anyhow::Result<(Cluster, bool)> {
+        let mut cluster = self.look().await?;
+        let Source::Broker(address) = self else { return Ok((cluster, true)) };
+        let Some(partitions) = describe::partitions(&connect(address).await?, topic).await? else {
+            return Ok((cluster, false));
+        };
+        for (id, broker) in &cluster.brokers {
+            let role = broker.slaves.keys().next().map_or(Role::Master, |slave| Role::Slave(*slave));
+            let announced = cluster.topics.entry(topic.to_owned()).or_default();
+            let known = announced.subscribe.entry((*id, role)).or_default();
+            *known = (*known).max(partitions);
+        }
+        Ok((cluster, true))
     }
 
     /// The same for whoever asks the brokers: none at all is what a root that is written wrong looks like.

@@ -75,7 +75,7 @@ struct Reader {
     group: String,
     broker: BrokerId,
     number: i32,
-    /// How many partitions the topic has where it has most; a broker alone tells only of those that hold something.
+    /// How many partitions the topic has where it has most, if that is known.
     partitions: Option<u32>,
     from: From,
     /// Known once resolved.
@@ -115,13 +115,13 @@ pub(crate) async fn run(source: &Source, args: ConsumeArgs, format: Format) -> a
         Format::Table if args.raw => Print::Raw,
         Format::Table => Print::Escaped,
     };
-    let cluster = source.look().await?;
+    let (cluster, are_known) = source.look_for(&args.topic).await?;
     let places = cluster::readers(&cluster, &args.topic);
     if places.is_empty() {
         bail!("no broker announces the topic '{}'; 'metaq topic list' shows what there is", args.topic);
     }
     let most = places.iter().map(|place| place.partitions).max();
-    let partitions = if matches!(source, Source::Broker(_)) { None } else { most };
+    let partitions = most.filter(|_| are_known);
     let mut readers = Vec::new();
     for place in places {
         let numbers = match args.partition {
@@ -229,7 +229,7 @@ impl Reader {
 
     /// The master, or a slave when it does not answer.
     async fn connect(&self) -> anyhow::Result<Link> {
-        let cluster = self.source.look().await?;
+        let (cluster, _) = self.source.look_for(&self.topic).await?;
         let places = cluster::readers(&cluster, &self.topic);
         let place = places.into_iter().find(|place| place.broker == self.broker);
         let place = place.with_context(|| format!("broker {} is not registered", self.broker))?;
@@ -316,8 +316,10 @@ impl Reader {
             }
             let (block, used) = self.print(at, &body)?;
             if used == 0 {
-                bytes_max = longer_fetch(bytes_max, &body)
-                    .with_context(|| format!("{}-{}: the record at {at} is not sent whole", self.topic, self.number))?;
+                bytes_max = longer_fetch(bytes_max, &body).with_context(|| {
+                    let name = self.name();
+                    format!("{name}: no message begins at {at}, or it is damaged; go on at another place with --from")
+                })?;
                 continue;
             }
             bytes_max = FETCH_BYTES;

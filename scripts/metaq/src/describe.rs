@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use anyhow::bail;
+use metaq_client::Client;
 use serde::Serialize;
 
 use crate::cluster::{self, Source};
@@ -125,6 +126,12 @@ fn promise(settings: &Settings) -> (&'static str, String) {
             ("quorum", text)
         }
     }
+}
+
+/// How many partitions a topic of this broker has, those without a message included; only a broker of ours tells.
+pub(crate) async fn partitions(client: &Client, topic: &str) -> anyhow::Result<Option<u32>> {
+    let text = client.stats("durability").await?;
+    Ok(parse(&String::from_utf8_lossy(&text)).get(topic).map(|settings| settings.partitions))
 }
 
 /// The lines of `stats durability`, by topic.
