@@ -9,7 +9,7 @@ use metaq_link::quorum_report::Report;
 use metaq_link::replica_report::write_stats;
 use metaq_net::refusals::Reason;
 use metaq_store::{Partition, Positions};
-use metaq_types::{Offset, TopicName};
+use metaq_types::{Offset, PartitionId, TopicName};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 use std::sync::Arc;
@@ -61,6 +61,9 @@ pub(crate) fn stats(node: &Shared, item: &str) -> String {
         "lineage" => lineage(node, &mut out),
         "replication" if let NodeRole::Slave { progress, .. } = &node.role => {
             out.push_str(&metaq_link::progress::write_stats(&progress()));
+            for (PartitionId { topic, number }, bytes) in &node.store.recovery_report().damaged {
+                let _ = write!(out, "damaged {topic} {number} bytes {bytes}\r\n");
+            }
         }
         "transport" => transport(node, &mut out),
         "reset" => {

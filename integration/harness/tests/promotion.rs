@@ -182,6 +182,29 @@ fn f10_the_master_names_its_slaves_where_no_registry_does() -> Result<()> {
     })
 }
 
+/// A copy with a message that is none any more is level, and not safe: the promotion would lose that message.
+#[test]
+fn a_damaged_copy_is_not_safe() -> Result<()> {
+    let (a, b) = (site(None)?, site(None)?);
+    let master = a.start_master(&[])?;
+    let slave = start_slave(&b, 0, &master)?;
+    put_many(&master, 20)?;
+    wait_level(&master, &slave, "test", 2)?;
+    assert!(slave.stop()?.success());
+    let segment = b.data().join("test-0/00000000000000000000.meta");
+    let mut bytes = fs::read(&segment)?;
+    bytes[130] ^= 0xff;
+    fs::write(&segment, bytes)?;
+    let mut slave = start_slave(&b, 0, &master)?;
+    slave.wait_for_line("following the master")?;
+    master.kill()?;
+    wait_until("the operator to be told", || {
+        let (code, report) = dry_run_at(&b, &slave)?;
+        let told = report["reasons"].to_string();
+        Ok((code == 10 && told.contains("100 bytes of test-0 are damaged")).then_some(()))
+    })
+}
+
 /// Over QUIC a master that was killed is as silent as one that hangs, or that was cut off and goes on. Its machine tells.
 #[test]
 fn f05_over_quic_death_is_told_from_silence() -> Result<()> {

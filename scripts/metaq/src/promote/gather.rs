@@ -46,6 +46,8 @@ pub(super) struct Running {
     pub(super) link: Option<LinkState>,
     /// Until their link ended the master may have acknowledged for that long what the slave did not hear of.
     pub(super) unheard: Option<Duration>,
+    /// Partitions with damaged messages in their files, and how many bytes of them.
+    pub(super) damaged: Vec<(PartitionId, u64)>,
 }
 
 pub(super) struct Replica {
@@ -87,7 +89,8 @@ pub(super) async fn gather(place: &Place) -> anyhow::Result<Facts> {
             let heard_age_ms = node.link.as_ref().and_then(|link| link.heard_age_ms);
             let unheard = node.link.as_ref().and_then(|link| link.unheard_ms).map(Duration::from_millis);
             let link = node.link.map(|link| link.state);
-            (Some(Running { address: node.address, link, unheard }), node.ends, record, heard_age_ms)
+            let running = Running { address: node.address, link, unheard, damaged: node.damaged };
+            (Some(running), node.ends, record, heard_age_ms)
         }
     };
     let node = files.node_id.as_deref().unwrap_or_default();
@@ -186,6 +189,7 @@ struct Node {
     /// `None`: it is a master.
     link: Option<LinkStatus>,
     ends: BTreeMap<PartitionId, Offset>,
+    damaged: Vec<(PartitionId, u64)>,
 }
 
 /// Asks the node of this configuration: where the command line says, where it is configured, or where it is registered.
@@ -219,18 +223,29 @@ async fn node_at(address: &str, broker_id: BrokerId) -> anyhow::Result<Node> {
     anyhow::ensure!(says(&format!("broker_id {broker_id}")), "{address} is not a node of broker {broker_id}");
     let mut ends: BTreeMap<_, _> =
         cluster::partitions(&client).await?.into_iter().map(|listed| (listed.partition, listed.end)).collect();
-    let link = if says("slave true") { Some(link_of(&client).await?) } else { None };
+    let (link, damaged) = match says("slave true") {
+        true => link_of(&client).await?,
+        false => (None, Vec::new()),
+    };
     for copy in link.iter().flat_map(|link| &link.partitions) {
         // A slave's log may end beyond what it shows to consumers.
         let end = ends.entry(copy.partition.clone()).or_insert(copy.own_end);
         *end = (*end).max(copy.own_end);
     }
-    Ok(Node { address: address.to_owned(), link, ends })
+    Ok(Node { address: address.to_owned(), link, ends, damaged })
 }
 
-async fn link_of(client: &Client) -> anyhow::Result<LinkStatus> {
+async fn link_of(client: &Client) -> anyhow::Result<(Option<LinkStatus>, Vec<(PartitionId, u64)>)> {
     let text = client.stats("replication").await?;
-    progress::parse_stats(&String::from_utf8_lossy(&text)).context("the slave does not say whom it follows")
+    let text = String::from_utf8_lossy(&text);
+    let link = progress::parse_stats(&text).context("the slave does not say whom it follows")?;
+    let damaged = text.lines().filter_map(|line| match line.split(' ').collect::<Vec<_>>()[..] {
+        ["damaged", topic, number, "bytes", bytes] => {
+            Some((format!("{topic}-{number}").parse().ok()?, bytes.parse().ok()?))
+        }
+        _ => None,
+    });
+    Ok((Some(link), damaged.collect()))
 }
 
 /// The record on disk, which is written once a second, with what the running slave knows by now.

@@ -304,6 +304,12 @@ fn weigh_knowledge(facts: &Facts, against: &mut Against) {
         )),
         (Some(_), Some(running)) => weigh_hearing(running.unheard, replica, against),
     }
+    for (partition, bytes) in facts.running.iter().flat_map(|running| &running.damaged) {
+        against.losses.push(format!(
+            "{bytes} bytes of {partition} are damaged in the files here, and readers would be led across: promote another \
+             slave, or have this one copied anew first (docs/runbooks/replace-a-slave.md)"
+        ));
+    }
 }
 
 /// A slave knows what it lacks if it listened until the link ended. Under a quorum the others know, if it was kept to.
@@ -405,7 +411,7 @@ mod tests {
             gaps: Vec::new(),
             untold: Vec::new(),
             record_bytes: BTreeMap::new(),
-            running: Some(Running { address: "b:2".into(), link: Some(link), unheard }),
+            running: Some(Running { address: "b:2".into(), link: Some(link), unheard, damaged: Vec::new() }),
             replica: Some(Replica {
                 slave_id: 0,
                 measurement,
@@ -454,6 +460,13 @@ mod tests {
         assert_eq!((report.exit_code, report.notes.len()), (0, 2), "{report:?}");
         assert!(report.notes[0].starts_with("2 partitions have messages and no section in server.ini, a-0 the first"));
         assert!(report.notes[1].starts_with("1 partitions have messages and are above numPartitions"), "{report:?}");
+    }
+
+    #[test]
+    fn what_is_damaged_here_is_missing_here() {
+        let mut facts = level(5, 0, false, 1);
+        facts.running.as_mut().unwrap().damaged = vec![("a-0".parse().unwrap(), 1020)];
+        check(facts, 10, &["1020 bytes of a-0 are damaged"]);
     }
 
     #[test]
