@@ -18,7 +18,7 @@ const SEQUENCE_MAX: i64 = (1 << BROKER_SHIFT) - 1;
 /// Ids are reserved this far ahead of the clock, and again when less than half of it is left.
 const RESERVED_AHEAD_MS: i64 = 60_000;
 
-/// Ids found in logs count only up to here (about the year 2079): a wild one must not use up the range.
+/// Ids found in logs, and the clock, count only up to here (about the year 2079): a wild one must not use up the range.
 const FOUND_ID_MAX: i64 = i64::MAX / 64 * 63;
 
 /// A clock set back by less than this is not worth a line.
@@ -233,7 +233,7 @@ impl IdClock {
     /// The wall clock, and a line when it was set back: ids go on from the last one until it has caught up.
     fn read_clock(&self, state: &mut State) -> i64 {
         let now_ms = (self.now)();
-        let back_ms = state.latest_ms - now_ms;
+        let back_ms = state.latest_ms.saturating_sub(now_ms);
         if back_ms >= STEP_WARNED_MS {
             // A clock that swings writes a line a minute; one that steps much further says so at once.
             let is_news = |(at, ms): (Instant, i64)| at.elapsed() >= STEP_WARNING_INTERVAL || back_ms >= 2 * ms;
@@ -245,7 +245,8 @@ impl IdClock {
         } else {
             state.latest_ms = state.latest_ms.max(now_ms);
         }
-        (now_ms - EPOCH_MS).max(0)
+        // Beyond what is left of the range the clock counts as standing still.
+        now_ms.saturating_sub(EPOCH_MS).clamp(0, time_of(FOUND_ID_MAX))
     }
 }
 
@@ -344,6 +345,26 @@ mod tests {
             })
             .unwrap();
         }
+    }
+
+    /// The range ends in 2080: a clock that is set beyond that, for a moment or for good, must not use it up.
+    #[test]
+    fn a_clock_beyond_all_ids_uses_up_none() {
+        let case = Case::new();
+        let mut last = case.open(7).next().unwrap();
+        for step in [2_500_000_000_000, i64::MAX / 4, -i64::MAX / 4, -2_500_000_000_000, 0] {
+            case.step(step);
+            let ids = case.open(7);
+            for _ in 0..3 {
+                ids.take(10_000, |id| {
+                    assert!(id > last, "{id} after {last}, {step} ms on");
+                    last = id;
+                })
+                .unwrap();
+                ids.reserve().unwrap();
+            }
+        }
+        assert!(time_of(last.0) < time_of(i64::MAX) - 30_000_000_000, "a year is left");
     }
 
     #[test]
