@@ -1,6 +1,6 @@
 //! What the node takes on at all: connections, bytes on their way into the store, room on the disk.
 
-use metaq_types::limits::{APPEND_QUEUE_BYTES_MAX, CONNECTIONS_MAX, CONNECTIONS_REFUSED_MAX};
+use metaq_types::limits::{APPEND_QUEUE_BYTES_MAX, CONNECTIONS_MAX, CONNECTIONS_REFUSED_MAX, UNFINISHED_BYTES_MAX};
 use parking_lot::Mutex;
 use rustix::process::{Resource, getrlimit};
 use std::path::{Path, PathBuf};
@@ -13,6 +13,8 @@ pub(crate) struct Admission {
     pub(crate) room: Room,
     /// Bytes of puts accepted and not yet answered.
     pub(crate) in_flight: Arc<AtomicUsize>,
+    /// Bytes read of large messages that are not whole yet.
+    unfinished: AtomicUsize,
     disk_low: AtomicBool,
     low_paths: Mutex<Vec<LowPath>>,
 }
@@ -82,6 +84,7 @@ impl Default for Admission {
             connections: AtomicUsize::new(0),
             room: Room::within(files.unwrap_or(usize::MAX)),
             in_flight: Arc::default(),
+            unfinished: AtomicUsize::new(0),
             disk_low: AtomicBool::new(false),
             low_paths: Mutex::default(),
         }
@@ -136,6 +139,35 @@ impl Admission {
         let mut low_paths = self.low_paths.lock();
         self.disk_low.store(!paths.is_empty(), Ordering::Relaxed);
         std::mem::replace(&mut *low_paths, paths)
+    }
+}
+
+/// What one connection has read of a message that is not whole yet; counts until it is dropped.
+pub(crate) struct Unfinished {
+    admission: Arc<Admission>,
+    bytes: usize,
+}
+
+impl Unfinished {
+    pub(crate) fn none(admission: Arc<Admission>) -> Unfinished {
+        Unfinished { admission, bytes: 0 }
+    }
+
+    /// Takes note of how much it is now; whether all connections together may have that much.
+    pub(crate) fn note(&mut self, bytes: usize) -> bool {
+        if bytes == self.bytes {
+            return true;
+        }
+        let all = &self.admission.unfinished;
+        all.fetch_sub(self.bytes, Ordering::Relaxed);
+        self.bytes = bytes;
+        all.fetch_add(bytes, Ordering::Relaxed) + bytes <= UNFINISHED_BYTES_MAX || bytes == 0
+    }
+}
+
+impl Drop for Unfinished {
+    fn drop(&mut self) {
+        self.admission.unfinished.fetch_sub(self.bytes, Ordering::Relaxed);
     }
 }
 

@@ -8,8 +8,9 @@ use crate::secure::PeerNode;
 use bytes::{Bytes, BytesMut};
 use metaq_store::{Ack, Partition};
 use metaq_txn::SessionId;
+use metaq_types::limits::UNFINISHED_BYTES_MAX;
 use metaq_types::{Opaque, SlaveId, Status};
-use metaq_wire::{Decoded, Request, Text};
+use metaq_wire::{Decoded, Request};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Instant;
@@ -58,9 +59,7 @@ pub(crate) struct Conversation {
 
 struct Refused {
     opaque: Opaque,
-    topic: Text,
-    partition: i32,
-    bytes: u32,
+    answer: Answer,
 }
 
 /// What the session does next.
@@ -106,7 +105,9 @@ impl Conversation {
             Ok(None) => Next::NeedMore,
             Ok(Some(Decoded::Request(request))) => self.execute(request),
             Ok(Some(Decoded::TooLarge { opaque, topic, partition, bytes })) => {
-                self.refused = Some(Refused { opaque, topic, partition, bytes });
+                let detail = handlers::put::too_large(u64::from(bytes), self.node.message_bytes_max());
+                let answer = self.node.put_failure(&topic, partition, Status::BadRequest, &detail);
+                self.refused = Some(Refused { opaque, answer });
                 Next::Discard(bytes as usize)
             }
             Err(error) => {
@@ -118,14 +119,24 @@ impl Conversation {
         }
     }
 
-    /// The body of a message that is too large is gone: now its producer is told.
+    /// Refuses the message whose begin is in the input for want of memory; answers how many bytes of it to throw away.
+    pub(crate) fn refuse_unfinished(&mut self, input: &mut BytesMut) -> Option<usize> {
+        let skipped = metaq_wire::skip(input).ok().flatten()?;
+        let text = format!(
+            "not stored: the broker is overloaded, {UNFINISHED_BYTES_MAX} bytes of messages that are not whole yet are \
+             waited for; try again, or send smaller ones"
+        );
+        let answer = Answer::text(Status::ServiceUnavailable, text);
+        self.refused = skipped.opaque.map(|opaque| Refused { opaque, answer });
+        Some(skipped.body_bytes as usize)
+    }
+
+    /// The body of a message that was refused is gone: now its producer is told.
     pub(crate) fn discarded(&mut self) {
         let Some(refused) = self.refused.take() else { return };
         self.node.counters.put();
         self.node.counters.put_failed();
-        let detail = handlers::put::too_large(u64::from(refused.bytes), self.node.message_bytes_max());
-        let answer = self.node.put_failure(&refused.topic, refused.partition, Status::BadRequest, &detail);
-        self.outbound.answer(refused.opaque, answer);
+        self.outbound.answer(refused.opaque, refused.answer);
     }
 
     fn execute(&mut self, request: Request) -> Next {

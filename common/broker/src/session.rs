@@ -1,5 +1,6 @@
 //! The life of one connection: read, execute in order, send in order, until one side closes.
 
+use crate::admission::Unfinished;
 use crate::dispatch::{Conversation, Next, Peer};
 use crate::node::Shared;
 use crate::outbound::{Chunk, Outbound};
@@ -51,6 +52,8 @@ pub(crate) struct Session<T> {
     input: BytesMut,
     /// More than [`KEPT_BYTES`] were in `input`, so that it has room for as much.
     has_grown: bool,
+    /// What of `input` is counted as a message that is not whole.
+    unfinished: Unfinished,
     /// Body bytes of a refused message still to be thrown away.
     discard: usize,
     /// Being sent.
@@ -73,11 +76,13 @@ enum Event {
 
 impl<T: Transport> Session<T> {
     pub(crate) fn new(stream: T, peer: Peer, node: Arc<Shared>, activity: Arc<Activity>) -> Session<T> {
+        let unfinished = Unfinished::none(Arc::clone(&node.admission));
         let conversation = Conversation::new(node, peer);
         Session {
             stream,
             input: BytesMut::new(),
             has_grown: false,
+            unfinished,
             discard: 0,
             sending: VecDeque::new(),
             held_up: false,
@@ -138,6 +143,7 @@ impl<T: Transport> Session<T> {
         }
         let puts = self.conversation.puts;
         self.execute_input();
+        self.bound_unfinished();
         if self.has_grown && self.input.is_empty() {
             (self.input, self.has_grown) = (BytesMut::new(), false);
         }
@@ -152,6 +158,18 @@ impl<T: Transport> Session<T> {
         if let Some(delay) = throttle.delay() {
             throttle.count(puts, delay);
             self.pause = Some(Box::pin(tokio::time::sleep(delay)));
+        }
+    }
+
+    /// A large message that is not whole waits in memory for its rest; where all that do take too much, it is refused.
+    fn bound_unfinished(&mut self) {
+        let is_unfinished = self.input.len() > KEPT_BYTES && !self.held_up && !self.closing;
+        if !self.unfinished.note(if is_unfinished { self.input.len() } else { 0 })
+            && let Some(body_bytes) = self.conversation.refuse_unfinished(&mut self.input)
+        {
+            self.unfinished.note(0);
+            self.discard = body_bytes;
+            self.execute_input();
         }
     }
 

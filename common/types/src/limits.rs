@@ -43,6 +43,10 @@ pub const BATCH_BYTES_MAX: u32 = 4 * 1024 * 1024;
 /// Bytes of put bodies accepted and not yet written, over all connections of a node; above it puts get 503.
 pub const APPEND_QUEUE_BYTES_MAX: usize = 256 * 1024 * 1024;
 
+/// Bytes read of messages that are not whole yet, over all connections of a node: above it a large one that is not whole
+/// gets 503.
+pub const UNFINISHED_BYTES_MAX: usize = 256 * 1024 * 1024;
+
 /// An entry of the transaction journal: a message with its topic and transaction key in front.
 pub const ENTRY_BYTES_MAX: u32 = MESSAGE_BYTES_MAX + 4 * 1024;
 

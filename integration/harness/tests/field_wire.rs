@@ -329,6 +329,40 @@ fn producers_of_large_messages_keep_no_memory() -> Result<()> {
     Ok(())
 }
 
+/// Producers that stop in the middle of a large message take no more memory than a bound; beyond it messages that are not
+/// whole are refused, in words, and small ones go on.
+#[test]
+fn messages_that_do_not_come_to_an_end_are_bounded() -> Result<()> {
+    const BYTES: usize = 1_000_000;
+    let broker = Site::new()?.start_master(&[])?;
+    let mut bystander = Raw::connect(&broker.address)?;
+    let before = broker.resident_bytes()?;
+    let mut stalled = Vec::new();
+    for _ in 0..360 {
+        let mut raw = Raw::connect(&broker.address)?;
+        raw.send(format!("put test 0 {BYTES} 0 7\r\n").as_bytes())?;
+        raw.send(&[b'x'; BYTES - 1])?;
+        stalled.push(raw);
+    }
+    bystander.put("test", 0, b"small")?.stored()?;
+    let after = broker.resident_bytes()?;
+    assert!(after < before + (320 << 20), "memory grew from {before} to {after}");
+    let mut refused = 0;
+    for raw in &mut stalled {
+        raw.send(b"x")?;
+        let reply = raw.reply()?;
+        let told = reply.text().contains("268435456 bytes of messages that are not whole yet");
+        assert!(reply.opaque == 7 && (reply.code == 200 || reply.code == 503 && told), "{reply:?}");
+        refused += usize::from(reply.code == 503);
+    }
+    assert!((50..360).contains(&refused), "{refused} were refused");
+    assert_eq!(bystander.read_all("test", 0, 0)?.len(), 1 + 360 - refused);
+    for raw in &mut stalled {
+        raw.put("test", 0, &[b'y'; BYTES])?.stored()?;
+    }
+    Ok(())
+}
+
 /// Where the system allows few open files, it is connections that are refused, in words; those who are in go on, and the
 /// broker has the files it needs.
 #[test]
