@@ -189,9 +189,9 @@ fn poisoned(partitions: &[(PartitionId, String)]) -> Option<Statement> {
 }
 
 fn lost(logs: &[(PartitionId, String)]) -> Option<Statement> {
-    let (first, text) = logs.first()?;
+    let (_, text) = logs.first()?;
     let names = some(logs.iter().map(|(log, _)| log.to_string()), logs.len());
-    let detail = format!("files are gone of {names}; of {first}: {text}; the log says more");
+    let detail = format!("files are gone of {names}: {text}; the log says more");
     Some(Statement { code: "lost", detail })
 }
 
