@@ -30,6 +30,8 @@ pub(crate) struct Said {
     pub(crate) epoch: Option<u64>,
     /// `None`: it does not copy, as a master.
     pub(crate) link: Option<LinkStatus>,
+    /// Partitions with damaged messages in its files, and how many bytes of them.
+    pub(crate) damaged: Vec<(PartitionId, u64)>,
 }
 
 /// A slave in its place among the others of its broker, the one to promote first.
@@ -90,8 +92,10 @@ pub(crate) fn rank(
         .iter()
         .map(|slave| {
             let candidate = candidate(broker, slave, &furthest, now_unix_ms);
-            let key =
-                (!slave.is_fit(), Reverse(candidate.epoch), candidate.lag_bytes.unwrap_or(u64::MAX), candidate.slave);
+            let lag_bytes = candidate.lag_bytes.unwrap_or(u64::MAX);
+            // What is missing inside has to be accepted by name, and what nobody heard of may be missing at the end.
+            let (has_flaws, is_deaf) = slave.said().map_or((false, false), |said| (said.has_flaws(), said.is_deaf()));
+            let key = (!slave.is_fit(), Reverse(candidate.epoch), has_flaws, lag_bytes, is_deaf, candidate.slave);
             (key, candidate)
         })
         .collect();
@@ -138,6 +142,17 @@ impl<'a> Sight<'a> {
 }
 
 impl Said {
+    /// Something is missing inside that the master had.
+    fn has_flaws(&self) -> bool {
+        let mut copies = self.link.iter().flat_map(|link| &link.partitions);
+        !self.damaged.is_empty() || copies.any(|copy| copy.trouble() == Some("gap"))
+    }
+
+    /// The master may have gone on without it.
+    fn is_deaf(&self) -> bool {
+        self.link.as_ref().is_some_and(|link| link.unheard_ms.is_some_and(|ms| ms > 0))
+    }
+
     fn end_of(&self, partition: &PartitionId) -> Offset {
         let copies = self.link.iter().flat_map(|link| &link.partitions);
         let copied = copies.filter(|copy| copy.partition == *partition).map(|copy| copy.own_end).max();
@@ -212,14 +227,29 @@ fn state(slave: &Sight<'_>) -> (&'static str, Option<String>) {
             return (if word == "diverged" { "diverged" } else { "stopped" }, Some(note));
         }
     }
+    let damaged = slave.said().and_then(|said| said.damaged.first());
+    let flaw = note("gap").map(|gap| ("gap", gap)).or_else(|| {
+        damaged.map(|(partition, bytes)| ("damaged", format!("{partition}: {bytes} bytes in its files are no message")))
+    });
     match &link.state {
-        LinkState::Lost { reason, .. } => ("lost", Some(reason.clone())),
+        // Which of them is to be promoted hangs on what each lacks: all have lost their master.
+        LinkState::Lost { reason, .. } => match flaw {
+            Some((word, text)) => (word, Some(format!("{text}; {reason}"))),
+            None => ("lost", Some(lost_text(link, reason))),
+        },
         LinkState::NoMaster => ("lost", Some("no master is known".to_owned())),
         LinkState::Connecting { .. } => ("connecting", None),
-        LinkState::Following { .. } => match note("gap") {
-            Some(gap) if judged == "following" => ("gap", Some(gap)),
-            gap => (judged, gap.or_else(|| note(""))),
+        LinkState::Following { .. } => match flaw {
+            Some((word, text)) if judged == "following" => (word, Some(text)),
+            flaw => (judged, flaw.map(|(_, text)| text).or_else(|| note(""))),
         },
+    }
+}
+
+fn lost_text(link: &LinkStatus, reason: &str) -> String {
+    match link.unheard_ms {
+        Some(ms @ 1..) => format!("did not hear its master for {:.1} s; {reason}", ms as f64 / 1000.0),
+        _ => reason.to_owned(),
     }
 }
 
@@ -298,6 +328,30 @@ mod tests {
         let ranked = rank(0, &[silent, sight(0, &gap)], &BTreeMap::new(), 1000);
         assert_eq!((ranked[0].state, ranked[0].rank, ranked[0].silent_seconds), ("gap", Some(1), Some(0.1)));
         assert_eq!((ranked[1].state, ranked[1].last_error.as_deref()), ("unreachable", Some("does not answer")));
+    }
+
+    /// With the master gone both have lost it. One may be promoted as it is, the other not: that has to be seen.
+    #[test]
+    fn what_is_missing_inside_comes_last_and_is_named_with_the_master_gone() {
+        let gap = said(3, lost("gone"), 100, 100, Some("gap: the master no longer had 5 to 9"));
+        let behind = said(3, lost("gone"), 90, 100, None);
+        let mut damaged = said(3, lost("gone"), 100, 100, None);
+        damaged.damaged = vec![("t-0".parse().unwrap(), 20)];
+        let mut deaf = said(3, lost("gone"), 90, 90, None);
+        deaf.link.as_mut().unwrap().unheard_ms = Some(5300);
+        let slaves = [sight(0, &gap), sight(1, &damaged), sight(2, &deaf), sight(3, &behind)];
+        let expected = [
+            (3, Some(1), "lost", Some(10)),
+            (2, Some(2), "lost", Some(10)),
+            (0, Some(3), "gap", Some(0)),
+            (1, Some(4), "damaged", Some(0)),
+        ];
+        assert_eq!(order(&slaves), expected);
+        let ranked = rank(0, &slaves, &BTreeMap::new(), 1000);
+        let errors = ranked.iter().map(|candidate| candidate.last_error.as_deref().unwrap()).collect::<Vec<_>>();
+        assert_eq!(errors[1], "did not hear its master for 5.3 s; gone");
+        assert_eq!(errors[2], "t-0: gap: the master no longer had 5 to 9; gone");
+        assert_eq!(errors[3], "t-0: 20 bytes in its files are no message; gone");
     }
 
     #[test]

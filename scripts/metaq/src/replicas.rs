@@ -226,12 +226,24 @@ pub(crate) async fn ask_slave(address: &str) -> anyhow::Result<Said> {
     let client = cluster::connect(address).await?;
     let ends = ends(&client).await?;
     let text = client.stats("replication").await?;
-    let link = progress::parse_stats(&String::from_utf8_lossy(&text));
+    let text = String::from_utf8_lossy(&text);
+    let (link, damaged) = (progress::parse_stats(&text), damaged(&text));
     let text = client.stats("lineage").await?;
     let text = String::from_utf8_lossy(&text);
     let reigns: Vec<&str> = text.lines().filter(|line| !matches!(*line, "STATS" | "END")).collect();
     let lineage = reigns.join("\n").parse::<Lineage>().ok();
-    Ok(Said { ends, link, epoch: lineage.map(|lineage| lineage.epoch().0) })
+    Ok(Said { ends, link, epoch: lineage.map(|lineage| lineage.epoch().0), damaged })
+}
+
+/// What `stats replication` says of damaged messages in a slave's files: bytes by partition.
+pub(crate) fn damaged(text: &str) -> Vec<(PartitionId, u64)> {
+    let read = |line: &str| match line.split(' ').collect::<Vec<_>>()[..] {
+        ["damaged", topic, number, "bytes", bytes] => {
+            Some((format!("{topic}-{number}").parse().ok()?, bytes.parse().ok()?))
+        }
+        _ => None,
+    };
+    text.lines().filter_map(read).collect()
 }
 
 async fn ends(client: &metaq_client::Client) -> anyhow::Result<BTreeMap<PartitionId, Offset>> {

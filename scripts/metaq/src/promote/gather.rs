@@ -15,6 +15,7 @@ use metaq_types::{BrokerId, Lineage, Offset, PartitionId, SlaveId};
 
 use super::quorum;
 use crate::cluster::{self, Place};
+use crate::replicas;
 
 /// A ZooKeeper that has not answered by then is taken for silent.
 pub(super) const REGISTRY_PATIENCE: Duration = Duration::from_secs(10);
@@ -239,13 +240,7 @@ async fn link_of(client: &Client) -> anyhow::Result<(Option<LinkStatus>, Vec<(Pa
     let text = client.stats("replication").await?;
     let text = String::from_utf8_lossy(&text);
     let link = progress::parse_stats(&text).context("the slave does not say whom it follows")?;
-    let damaged = text.lines().filter_map(|line| match line.split(' ').collect::<Vec<_>>()[..] {
-        ["damaged", topic, number, "bytes", bytes] => {
-            Some((format!("{topic}-{number}").parse().ok()?, bytes.parse().ok()?))
-        }
-        _ => None,
-    });
-    Ok((Some(link), damaged.collect()))
+    Ok((Some(link), replicas::damaged(&text)))
 }
 
 /// The record on disk, which is written once a second, with what the running slave knows by now.

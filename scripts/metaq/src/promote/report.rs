@@ -227,7 +227,7 @@ fn weigh_registration(facts: &Facts, address: &str, against: &mut Against) {
         against.losses.push(format!(
             "{address} is registered, and this slave last heard it {:.1} s ago, which is longer than the session of a dead \
              one lasts (zk.zkSessionTimeoutMs, {:.0} s): it went on without this slave, and what it acknowledged then is \
-             not here; stop it in order first",
+             not here; if it still runs, stop it in order first",
             silence.as_secs_f64(),
             facts.session.as_secs_f64()
         ));
