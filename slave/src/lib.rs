@@ -19,16 +19,16 @@ use tracing::error;
 
 /// A slave, or a promotion, from its command line to its exit code.
 pub fn run(args: &Args) -> ExitCode {
+    if args.common.check_config {
+        return check_config(args.common.load_config(), SlaveConfig::load(&args.slave_config), args.slave_id.is_some());
+    }
     let Some(slave_id) = args.slave_id else { return metaq_master::run(&args.common) };
     let config = args.common.load_config();
     let slave = slave_config(args, slave_id);
-    if args.common.check_config {
-        return check_config(config, slave);
-    }
     start_logging(args.common.log_format);
     let (config, slave) = match (config, slave) {
         (Ok(config), Ok(slave)) => (config, slave),
-        (config, slave) => return check_config(config, slave),
+        (config, slave) => return check_config(config, slave, true),
     };
     for warning in &slave.warnings {
         tracing::warn!("{warning}");
@@ -53,14 +53,24 @@ fn slave_config(args: &Args, slave_id: SlaveId) -> Result<SlaveConfig, ConfigErr
     Ok(SlaveConfig::load(&args.slave_config)?.with_slave_id(slave_id))
 }
 
-/// Says what is wrong with either file.
-fn check_config(config: Result<BrokerConfig, ConfigErrors>, slave: Result<SlaveConfig, ConfigErrors>) -> ExitCode {
+/// Says what is wrong with either file. A start as the master does not read the second: its errors keep nobody from a
+/// promotion.
+fn check_config(
+    config: Result<BrokerConfig, ConfigErrors>,
+    slave: Result<SlaveConfig, ConfigErrors>,
+    as_slave: bool,
+) -> ExitCode {
     let verdict = report_config(config);
     match slave {
-        Ok(_) => verdict,
+        Ok(slave) => {
+            for warning in &slave.warnings {
+                tell(&mut std::io::stderr(), format_args!("{warning}"));
+            }
+            verdict
+        }
         Err(errors) => {
             tell(&mut std::io::stderr(), format_args!("{errors}"));
-            ExitCode::from(EXIT_CONFIG)
+            if as_slave { ExitCode::from(EXIT_CONFIG) } else { verdict }
         }
     }
 }
