@@ -115,8 +115,8 @@ impl Messages {
     }
 }
 
-/// ZooKeeper ends sessions a little after their time.
-const REGISTRATION_SLACK: Duration = Duration::from_secs(2);
+/// ZooKeeper ends sessions a little after their time, and none sooner than two of its ticks (2 s unless set).
+const REGISTRATION_SLACK: Duration = Duration::from_secs(5);
 
 /// What stands against the promotion, by its weight.
 #[derive(Default)]
@@ -226,8 +226,8 @@ fn weigh_registration(facts: &Facts, address: &str, against: &mut Against) {
     if silence > facts.session + REGISTRATION_SLACK {
         against.losses.push(format!(
             "{address} is registered, and this slave last heard it {:.1} s ago, which is longer than the session of a dead \
-             one lasts (zk.zkSessionTimeoutMs, {:.0} s): it went on without this slave, and what it acknowledged then is \
-             not here; if it still runs, stop it in order first",
+             one lasts by this configuration (zk.zkSessionTimeoutMs, {:.0} s): it went on without this slave, and what it \
+             acknowledged then is not here; if it still runs, stop it in order first",
             silence.as_secs_f64(),
             facts.session.as_secs_f64()
         ));
@@ -471,6 +471,7 @@ mod tests {
 
     #[test]
     fn a_master_that_is_registered_for_longer_than_a_dead_one_lives() {
-        check(level(9, 0, true, 1), 10, &["meta://a:1 is registered, and this slave last heard it 9.0 s ago"]);
+        check(level(10, 0, true, 1), 0, &[]);
+        check(level(12, 0, true, 1), 10, &["meta://a:1 is registered, and this slave last heard it 12.0 s ago"]);
     }
 }
