@@ -2,7 +2,7 @@
 
 use anyhow::Result;
 use metaq_harness::authority::Authority;
-use metaq_harness::pair::{assert_prefix, assert_same, slave_site, start_slave, wait_level};
+use metaq_harness::pair::{assert_prefix, assert_same, slave_site, start_slave, wait_level, wait_same};
 use metaq_harness::process::{Broker, Site, wait_until};
 use metaq_harness::raw::{Raw, Stored};
 use rustix::process::Signal;
@@ -79,9 +79,9 @@ fn a_slave_that_is_far_behind_catches_up_to_the_same_files_though_killed_on_its_
             slave.kill()?;
             assert_prefix(&master_site.data(), &slave_site.data())?;
         }
-        let slave = start_slave(&slave_site, 0, &master)?;
-        wait_level(&master, &slave, "test", 2)?;
-        assert_same(&master_site.data(), &slave_site.data())?;
+        let _slave = start_slave(&slave_site, 0, &master)?;
+        // With a threshold the master's readable end may be before that of its files for a while.
+        wait_same(&master_site.data(), &slave_site.data())?;
     }
     Ok(())
 }
