@@ -10,7 +10,7 @@ use metaq_link::verdict::{Claim, Rival, may_reign};
 use metaq_registry::fence::{ClaimError, Fence, Lease, Standing, claim};
 use metaq_store::Store;
 use metaq_types::{Epoch, Lineage};
-use metaq_wire::Role;
+use metaq_wire::{Greeting, Role, Text};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -220,9 +220,9 @@ async fn wait_for_room(store: &Arc<Store>, gate: &Gate, epoch: Epoch) -> Result<
 }
 
 /// Where no registry keeps two masters apart: tells the old master, over and over, that its reign is over, should it
-/// live or come back. Ends when it is dropped.
-pub(crate) async fn tell_predecessor(uri: String, transport: LinkTransport, store: Arc<Store>) {
-    let greeting = introduction(&store, Role::Master);
+/// live or come back; we serve at `own`. Ends when it is dropped.
+pub(crate) async fn tell_predecessor(uri: String, own: String, transport: LinkTransport, store: Arc<Store>) {
+    let greeting = Greeting { uri: Text::from(&*own), ..introduction(&store, Role::Master) };
     loop {
         // The way a slave would take: a master may listen to no other.
         if let Ok(way) = transport.reach(&uri).await

@@ -111,8 +111,10 @@ async fn serve(config: BrokerConfig, local: bool, consent: Consent, sessions: Ha
     console.follow_registry(registry.state());
     info!(uri, epoch = %store.epoch(), "serving as master");
     let predecessor = promotion.filter(|_| !config.zookeeper.enable).map(|promotion| promotion.master);
-    let _telling = predecessor
-        .map(|uri| AbortOnDropHandle::new(tokio::spawn(reign::tell_predecessor(uri, transport, Arc::clone(&store)))));
+    let _telling = predecessor.map(|old| {
+        let telling = reign::tell_predecessor(old, uri.clone(), transport, Arc::clone(&store));
+        AbortOnDropHandle::new(tokio::spawn(telling))
+    });
 
     let retention = Retention::start(&live, &store);
     let outcome = until_stopped(&live, &node, &store, &registry, &uri, &retention, &mut signals).await;
@@ -180,10 +182,10 @@ async fn until_stopped(
 
 /// The last words of a master whose reign is over.
 fn over(successor: Option<&Successor>, store: &Store) -> String {
-    let (epoch, uri) = successor.map_or((store.epoch(), ""), |s| (s.epoch, s.uri.as_str()));
+    let (epoch, who) = successor.map_or((store.epoch(), String::new()), |s| (s.epoch, s.name()));
     format!(
-        "another master has begun to reign in epoch {epoch} {uri}: nothing is acknowledged here any more; start this node \
-         as its slave with 'metaq-slave --slave-id N'"
+        "another master has begun to reign in epoch {epoch} {who}: nothing is acknowledged here any more; start this node \
+         as its slave with 'metaq-slave --slave-id N', without ZooKeeper with --master and its HOST:PORT as well"
     )
 }
 

@@ -21,6 +21,13 @@ pub struct Successor {
     pub uri: String,
 }
 
+impl Successor {
+    /// Its address, or what else is known of it.
+    pub fn name(&self) -> String {
+        if self.uri.is_empty() { format!("node {}", self.node) } else { self.uri.clone() }
+    }
+}
+
 /// One look costs a load, and a clock reading where there is a lease.
 pub struct Gate {
     begun: Instant,
@@ -66,8 +73,11 @@ impl Gate {
     /// The reign is over for good: another has begun.
     pub fn replace(&self, successor: Successor) {
         self.open_until_ns.store(0, Ordering::SeqCst);
-        let Successor { epoch, uri, .. } = &successor;
-        *self.reason.lock() = format!("this master was replaced: {uri} reigns in epoch {epoch}; send messages there");
+        *self.reason.lock() = format!(
+            "this master was replaced: {} reigns in epoch {}; send messages there",
+            successor.name(),
+            successor.epoch
+        );
         self.successor.send_replace(Some(successor));
     }
 

@@ -361,6 +361,8 @@ fn a_pair_without_zookeeper_is_fenced_by_the_greeting() -> Result<()> {
     // Promoted although the old master lives: nothing but the greeting can tell it.
     let promoted = b.start_slave(&[])?;
     assert_eq!(master.wait_exit()?.code(), Some(1));
+    let line = master.wait_for_line("another master has begun to reign in epoch 2")?;
+    assert!(line.contains(&format!("meta://{}", promoted.address)) && line.contains("--master"), "{line}");
     put_many(&promoted, 5, b'b')?;
     Ok(())
 }

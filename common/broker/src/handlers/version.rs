@@ -30,7 +30,9 @@ pub(crate) fn version(conversation: &mut Conversation, version: Version) {
     }
     if is_newer(&conversation.node, &greeting) {
         let (epoch, node) = (Epoch(greeting.epoch), greeting.node.to_string());
-        conversation.node.gate.replace(Successor { epoch, node, uri: String::new() });
+        // A slave of it says where it serves itself.
+        let uri = if greeting.role == Role::Master { greeting.uri.to_string() } else { String::new() };
+        conversation.node.gate.replace(Successor { epoch, node, uri });
     }
     match greeting.role {
         Role::Master => {
