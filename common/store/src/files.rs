@@ -78,8 +78,13 @@ pub fn open_files_max(of: usize) -> usize {
 
 /// The same for this process.
 pub(crate) fn open_files_max_here() -> usize {
+    open_files_max(files_limit())
+}
+
+/// How many files this process may have open.
+pub(crate) fn files_limit() -> usize {
     let limit = getrlimit(Resource::Nofile).current.and_then(|files| usize::try_from(files).ok());
-    open_files_max(limit.unwrap_or(usize::MAX))
+    limit.unwrap_or(usize::MAX)
 }
 
 #[cfg(test)]

@@ -21,6 +21,7 @@ mod replay;
 use crate::committer::Work;
 use crate::disk::{Disk, write_all_at};
 use crate::errors::OpenError;
+use crate::files::files_limit;
 use crate::metrics::{FlushCause, StoreMetrics};
 use crate::partition::Partition;
 use format::{BLOCK_BYTES, Buffer, Use};
@@ -50,12 +51,22 @@ pub struct WalOptions {
     pub begin_after_rounds: u64,
     /// While the disk has less room than this, no file is made.
     pub free_bytes_min: u64,
+    /// Each partition of which the log has what its own file may lack keeps that file open: so many a file of the log.
+    pub partitions_max: usize,
 }
 
 impl Default for WalOptions {
     /// 64 MiB in all. Files of 8 MiB hold some hundred rounds, so that settling hundreds of partitions pays off.
     fn default() -> WalOptions {
-        WalOptions { files: 8, file_bytes: 8 * 1024 * 1024, begin_after_rounds: 64, free_bytes_min: 1024 * 1024 * 1024 }
+        let files = 8;
+        WalOptions {
+            files,
+            file_bytes: 8 * 1024 * 1024,
+            begin_after_rounds: 64,
+            free_bytes_min: 1024 * 1024 * 1024,
+            // Half of what the process may open; the rest is for segments that are read, and for connections.
+            partitions_max: files_limit() / 2 / files,
+        }
     }
 }
 
@@ -119,8 +130,9 @@ struct Current {
 }
 
 impl Current {
-    fn has_room(&self, bytes: u64, file_bytes: u64) -> bool {
-        self.position.max(BLOCK_BYTES) + bytes <= file_bytes
+    fn has_room(&self, bytes: u64, options: &WalOptions) -> bool {
+        self.position.max(BLOCK_BYTES) + bytes <= options.file_bytes
+            && self.touched.len() < options.partitions_max.max(1)
     }
 
     fn touch(&mut self, partition: &Arc<Partition>) {
@@ -191,7 +203,8 @@ impl Wal {
             let length = unsynced.to.bytes_since(unsynced.from);
             let fits = unsynced.from >= unsynced.segment
                 && length <= u64::from(WAL_RANGE_BYTES_MAX)
-                && entry.payload_bytes() as u64 + length <= u64::from(WAL_ROUND_BYTES_MAX);
+                && entry.payload_bytes() as u64 + length <= u64::from(WAL_ROUND_BYTES_MAX)
+                && covered.len() < self.options.partitions_max.max(1);
             let position = unsynced.from.bytes_since(unsynced.segment.min(unsynced.from)) as u32;
             let read = |room: &mut [u8]| unsynced.file.read_exact_at(room, position.into());
             let (id, segment) = (work.partition.id(), unsynced.segment.get());
@@ -267,8 +280,7 @@ impl Wal {
     /// Puts the entry in the buffer behind the others, durably; `false` when there is no room for it now.
     fn append(&self, ring: &mut Ring) -> io::Result<bool> {
         let bytes = ring.buffer.file_bytes();
-        let is_full =
-            |ring: &Ring| ring.current.as_ref().is_none_or(|current| !current.has_room(bytes, self.options.file_bytes));
+        let is_full = |ring: &Ring| ring.current.as_ref().is_none_or(|current| !current.has_room(bytes, &self.options));
         if is_full(ring) && (!self.advance(ring) || is_full(ring)) {
             return Ok(false);
         }

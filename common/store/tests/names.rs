@@ -16,7 +16,8 @@ use std::time::Instant;
 use support::power::{PowerDisk, begin};
 use support::*;
 
-const WAL: WalOptions = WalOptions { files: 2, file_bytes: 16 * 1024, begin_after_rounds: 1, free_bytes_min: 0 };
+const WAL: WalOptions =
+    WalOptions { files: 2, file_bytes: 16 * 1024, begin_after_rounds: 1, free_bytes_min: 0, partitions_max: 1000 };
 
 fn options(setup: &Setup, disk: &Arc<PowerDisk>) -> StoreOptions {
     // A clock that stands still: ids grow by what is remembered of them alone.

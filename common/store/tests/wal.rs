@@ -57,6 +57,24 @@ fn many_partitions_are_made_durable_by_one_file() {
     }
 }
 
+/// A file of the log keeps open those of the partitions it stands for: with very many of them, opening the next failed, and
+/// so did letting a connection in.
+#[test]
+fn no_more_files_are_kept_open_than_the_process_may_have() {
+    let (setup, disk) = (Setup::new(0, 1 << 20), Arc::new(PowerDisk::default()));
+    let store = open(&setup, &disk, WalOptions { partitions_max: 4, file_bytes: 1 << 20, ..WAL });
+    begin(&setup, &store, &disk);
+    for number in 0..40 {
+        put(&setup.partition(&store, &format!("test-{number}")), b"a message").unwrap();
+    }
+    let synced = || (0..40).filter(|number| disk.syncs_in(&format!("test-{number}")) > 0).count();
+    let until = Instant::now() + DEADLINE;
+    while synced() < 40 - 4 * WAL.files {
+        assert!(Instant::now() < until, "{} of 40 are synced", synced());
+        std::thread::yield_now();
+    }
+}
+
 /// Or all of it would have to be synced at once, when the log's file is full.
 #[test]
 fn a_partition_that_much_is_put_into_is_synced_before_the_logs_file_is_full() {

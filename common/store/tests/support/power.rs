@@ -259,7 +259,7 @@ impl Disk for PowerDisk {
 }
 
 pub(crate) const WAL: WalOptions =
-    WalOptions { files: 3, file_bytes: 64 * 1024, begin_after_rounds: 1, free_bytes_min: 0 };
+    WalOptions { files: 3, file_bytes: 64 * 1024, begin_after_rounds: 1, free_bytes_min: 0, partitions_max: 1000 };
 
 pub(crate) fn open(setup: &Setup, disk: &Arc<PowerDisk>, wal: WalOptions) -> Store {
     Store::open(StoreOptions { disk: disk.clone(), wal: Some(wal), ..setup.options() }).unwrap()
