@@ -67,7 +67,9 @@ fn redo_files(directory: &Path) -> Result<Vec<(u64, Vec<u8>)>, String> {
         let name = entry.file_name();
         let number = name.to_str().and_then(|name| name.strip_prefix("redo.")).and_then(|n| n.parse::<u64>().ok());
         if let Some(number) = number {
-            files.insert(number, fs::read(entry.path()).map_err(|error| error.to_string())?);
+            let path = entry.path();
+            let bytes = fs::read(&path).map_err(|error| format!("cannot read {}: {error}", path.display()))?;
+            files.insert(number, bytes);
         }
     }
     Ok(files.into_iter().collect())

@@ -256,3 +256,15 @@ async fn h16_checkpoints_do_not_stop_a_start() {
     })
     .await;
 }
+
+/// What stands in the place of a file of the original's journal is named, and nothing of that taken over without it.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_no_file_of_the_originals_journal_is_named() {
+    blocking(|| {
+        let place = Place::new(0, 1);
+        fs::create_dir_all(place.original_journal().join("redo.7")).unwrap();
+        let Err(error) = place.open(sound()) else { panic!("it started") };
+        assert!(error.contains("redo.7"), "{error}");
+    })
+    .await;
+}
