@@ -244,7 +244,7 @@ fn slave_reasons(link: &LinkStatus, bound: Duration, reasons: &mut Vec<Statement
         LinkState::Connecting { master } => reasons.push(down(format!("connecting to {master}"))),
         LinkState::Lost { master, reason } => {
             let codes = [("foreign:", "foreign"), ("duplicate:", "duplicate")];
-            let code = codes.iter().find(|(begin, _)| reason.starts_with(begin)).map_or("link_down", |(_, code)| code);
+            let code = codes.iter().find(|(word, _)| reason.contains(word)).map_or("link_down", |(_, code)| code);
             reasons.push(Statement { code, detail: format!("not following {master}: {reason}") });
         }
     }
@@ -344,6 +344,15 @@ mod tests {
         let codes = |statements: &[Statement]| statements.iter().map(|it| it.code).collect::<Vec<_>>();
         assert_eq!((codes(&readiness.reasons), codes(&readiness.notes)), (reasons.to_vec(), notes.to_vec()));
         assert_eq!(readiness.ready, reasons.is_empty());
+    }
+
+    /// Whether the slave finds it out itself, or is told so by its master.
+    #[test]
+    fn a_duplicate_is_told_as_one() {
+        for reason in ["duplicate: a copy of the master's", "answer 500: duplicate: slave id 0 is in use by h:1"] {
+            let link = LinkState::Lost { master: "m".into(), reason: reason.into() };
+            check(&slave(link, &[]), &["duplicate"], &[]);
+        }
     }
 
     #[test]
