@@ -9,7 +9,7 @@ use crate::load::Loaded;
 use crate::lost::Lost;
 use crate::metrics::StoreMetrics;
 use crate::positions::{Cursors, Positions};
-use crate::queue::{Append, AppendQueue, BatchRecord, NewBatch, NewRecord, Verbatim};
+use crate::queue::{AnswerAfter, Append, AppendQueue, BatchRecord, NewBatch, NewRecord, Verbatim};
 use crate::releases::Releases;
 use crate::retention::Retired;
 use crate::rules::{FlushLevel, LiveRules, PartitionRules};
@@ -187,7 +187,7 @@ impl Partition {
             refuse(ack, Refusal::TooLarge { bytes: body.len(), limit_bytes: MESSAGE_BYTES_MAX });
             return false;
         }
-        self.queue_up(Append::Record(NewRecord { flag, checksum, body, ack, synced: false }))
+        self.queue_up(Append::Record(NewRecord { flag, checksum, body, ack, after: AnswerAfter::Rule }))
     }
 
     /// Appends an entry to a log of our own. `synced`: answered after a sync, although others of this log are not.
@@ -196,18 +196,37 @@ impl Partition {
             return refuse(ack, Refusal::TooLarge { bytes: body.len(), limit_bytes: ENTRY_BYTES_MAX });
         }
         let checksum = metaq_wire::checksum(&body);
-        self.enqueue(Append::Record(NewRecord { flag: 0, checksum, body, ack, synced }));
+        let after = AnswerAfter::sync_or_rule(synced);
+        self.enqueue(Append::Record(NewRecord { flag: 0, checksum, body, ack, after }));
     }
 
     /// Appends messages that have ids already in one contiguous run of one segment: all of them or none, and readers see
     /// all of them or none. The answer names the run's first byte and its length.
     pub fn append_batch(self: &Arc<Self>, records: Vec<BatchRecord>, ack: Ack) {
-        self.append_entries(records, false, ack);
+        self.append_run(NewBatch { records, ack, after: AnswerAfter::Rule });
     }
 
     /// The same, `synced` as in [`Partition::append_entry`].
     pub fn append_entries(self: &Arc<Self>, records: Vec<BatchRecord>, synced: bool, ack: Ack) {
-        let batch = NewBatch { records, ack, synced };
+        self.append_run(NewBatch { records, ack, after: AnswerAfter::sync_or_rule(synced) });
+    }
+
+    /// A batch that a log of ours holds durably, so that it is stored again should it get lost: answered when it is
+    /// written, at once unless other threads append too. Consumers see it after a sync ([`Partition::awaits_told`]), for
+    /// which the caller owes a [`Partition::sync_logged`]: with that of the next append to the log, it costs no other.
+    pub fn append_logged(self: &Arc<Self>, records: Vec<BatchRecord>, ack: Ack) {
+        self.append_run(NewBatch { records, ack, after: AnswerAfter::Write });
+    }
+
+    /// Has what [`Partition::append_logged`] was given synced, where the flush rule syncs before an answer; who else
+    /// appends may be about to write it.
+    pub fn sync_logged(self: &Arc<Self>) {
+        if self.rules.level() != FlushLevel::Os {
+            self.want(Wants::Commit);
+        }
+    }
+
+    fn append_run(self: &Arc<Self>, batch: NewBatch) {
         let bytes = batch.bytes();
         if bytes > u64::from(RUN_BYTES_MAX) {
             let refusal = Refusal::TooLarge { bytes: bytes as usize, limit_bytes: RUN_BYTES_MAX };
@@ -241,10 +260,14 @@ impl Partition {
     /// Queues an append, and leaves it to the committer where that writes; `true` where it does not.
     fn queue_up(self: &Arc<Self>, append: Append) -> bool {
         let is_copy = matches!(append, Append::Verbatim(_));
+        let is_logged = matches!(&append, Append::Batch(batch) if batch.after == AnswerAfter::Write);
         if !self.admit(append) {
             return false;
         }
         if self.rules.level() == FlushLevel::Os {
+            return true;
+        }
+        if is_logged {
             return true;
         }
         let is_waited_for = !is_copy && self.is_waited_for_idly();

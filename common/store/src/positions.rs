@@ -50,6 +50,8 @@ pub(crate) struct Cursors {
     durable: AtomicU64,
     offered: AtomicU64,
     written: AtomicU64,
+    /// Somebody was told that all before this is stored, although it may not be durable here yet.
+    told: AtomicU64,
 }
 
 impl Cursors {
@@ -62,6 +64,7 @@ impl Cursors {
             durable: AtomicU64::new(end.get()),
             offered: AtomicU64::new(end.get()),
             written: AtomicU64::new(end.get()),
+            told: AtomicU64::new(end.get()),
         }
     }
 
@@ -117,6 +120,15 @@ impl Cursors {
     pub(crate) fn publish_written(&self, to: Offset) {
         let before = self.written.swap(to.get(), Ordering::SeqCst);
         assert!(before <= to.get(), "the written end moved back");
+    }
+
+    pub(crate) fn publish_told(&self, to: Offset) {
+        assert!(to <= self.written(), "told beyond written");
+        self.told.fetch_max(to.get(), Ordering::SeqCst);
+    }
+
+    pub(crate) fn told(&self) -> Offset {
+        load(&self.told)
     }
 
     /// Offers what was just written from `from` to `to`, unless something before it is not offered. Answers whether

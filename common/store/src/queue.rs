@@ -8,14 +8,30 @@ use std::collections::VecDeque;
 /// Records in one gathering write: each is two parts, header and body.
 const BATCH_RECORDS_MAX: usize = crate::disk::WRITE_PARTS_MAX / 2;
 
+/// What the answer to an append waits for here; members of a quorum may have to hold it, too.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum AnswerAfter {
+    /// What the flush rule says.
+    Rule,
+    /// A sync, whatever the rule.
+    Sync,
+    /// The write, whatever the rule.
+    Write,
+}
+
+impl AnswerAfter {
+    pub(crate) fn sync_or_rule(synced: bool) -> AnswerAfter {
+        if synced { AnswerAfter::Sync } else { AnswerAfter::Rule }
+    }
+}
+
 /// A record without its id, which it gets together with its offset.
 pub(crate) struct NewRecord {
     pub(crate) flag: i32,
     pub(crate) checksum: i32,
     pub(crate) body: Bytes,
     pub(crate) ack: Ack,
-    /// Answered after a sync, whatever the flush rule.
-    pub(crate) synced: bool,
+    pub(crate) after: AnswerAfter,
 }
 
 /// A message of a batch, with the id it was given before.
@@ -31,8 +47,7 @@ pub struct BatchRecord {
 pub(crate) struct NewBatch {
     pub(crate) records: Vec<BatchRecord>,
     pub(crate) ack: Ack,
-    /// As of a record.
-    pub(crate) synced: bool,
+    pub(crate) after: AnswerAfter,
 }
 
 /// A replica's range of whole records.

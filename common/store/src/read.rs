@@ -122,6 +122,20 @@ impl Partition {
         }
     }
 
+    /// Whether somebody was told that something is stored whose sync is still on the way ([`Partition::append_logged`]).
+    pub fn awaits_told(&self) -> bool {
+        let told = self.cursors.told();
+        told > self.cursors.durable() && self.poison.get().is_none()
+    }
+
+    /// Until what was told by now is durable; for ever if its sync fails. May be cancelled at any time.
+    pub async fn told_is_durable(self: &Arc<Self>) {
+        let told = self.cursors.told();
+        while self.cursors.durable() < told && !self.is_closed() {
+            self.readable_beyond(self.cursors.durable(), Reader::Replica).await;
+        }
+    }
+
     /// For a reader at the readable end with unsynced bytes behind it: they are synced soon. Any number of requests
     /// become one sync, and at most one in `READER_SYNC_INTERVAL_MIN` a partition.
     pub fn request_sync(self: &Arc<Self>) {

@@ -6,7 +6,7 @@ use crate::errors::{AppendError, Refusal};
 use crate::full::Lacks;
 use crate::metrics::FlushCause;
 use crate::partition::{Partition, refuse, walk_headers};
-use crate::queue::{Batch, BatchRecord, NewBatch, NewRecord, Verbatim};
+use crate::queue::{AnswerAfter, Batch, BatchRecord, NewBatch, NewRecord, Verbatim};
 use crate::rules::FlushLevel;
 use crate::segment::Segment;
 use metaq_types::limits::RECORD_HEADER_BYTES;
@@ -46,7 +46,7 @@ enum Hand {
 struct Answer {
     appended: Appended,
     ack: Ack,
-    synced: bool,
+    after: AnswerAfter,
 }
 
 impl BatchRecord {
@@ -160,7 +160,7 @@ impl Partition {
         let answers = records.into_iter().zip(ids).zip(starts).map(|((record, id), start)| {
             let (bytes, offset) = (record.bytes(), base + u64::from(start));
             let appended = Appended { id, partition: self.id.number, offset, bytes };
-            Answer { appended, ack: record.ack, synced: record.synced }
+            Answer { appended, ack: record.ack, after: record.after }
         });
         self.publish(writer, answers, count, false, hand);
     }
@@ -232,13 +232,13 @@ impl Partition {
         let id = headers.last().expect("an empty range was refused").1.id;
         let (bytes, records) = (range.bytes.len() as u32, headers.len() as u64);
         let appended = Appended { id, partition: self.id.number, offset: range.at, bytes };
-        let answer = Answer { appended, ack: range.ack, synced: false };
+        let answer = Answer { appended, ack: range.ack, after: AnswerAfter::Rule };
         self.publish(writer, std::iter::once(answer), records, true, hand);
     }
 
     /// All in one segment, which a batch may exceed as a record may, and published together: no reader ever sees a part.
     fn write_batch(self: &Arc<Self>, writer: &mut Writer, batch: NewBatch, full: bool, hand: Hand) {
-        let NewBatch { records, ack, synced } = batch;
+        let NewBatch { records, ack, after } = batch;
         self.unqueue(records.iter().map(|record| record.body.len()).sum());
         let bytes = records.iter().map(|record| u64::from(record.bytes())).sum::<u64>();
         let written = (|| {
@@ -263,7 +263,7 @@ impl Partition {
         }
         let id = records.last().expect("an empty batch was refused").id;
         let appended = Appended { id, partition: self.id.number, offset: writer.end, bytes: bytes as u32 };
-        let answer = Answer { appended, ack, synced };
+        let answer = Answer { appended, ack, after };
         self.publish(writer, std::iter::once(answer), records.len() as u64, false, hand);
     }
 
@@ -388,16 +388,19 @@ impl Partition {
         let level = self.rules.level();
         let start = writer.end;
         let mut waits_for_sync = false;
+        let mut told = None;
         let now_safe = level == FlushLevel::Os && self.may_answer(writer, records, is_copy);
         {
             let mut acks = self.acks.lock();
-            for Answer { appended, ack, synced } in answers {
+            for Answer { appended, ack, after } in answers {
                 writer.end = appended.offset + u64::from(appended.bytes);
-                if synced && now_safe {
-                    waits_for_sync = true;
-                    self.synced_acks.lock().push(appended, ack);
-                } else {
-                    acks.push(appended, ack);
+                match after {
+                    AnswerAfter::Sync if now_safe => {
+                        waits_for_sync = true;
+                        self.synced_acks.lock().push(appended, ack);
+                    }
+                    AnswerAfter::Write => told = Some((appended, ack)),
+                    AnswerAfter::Sync | AnswerAfter::Rule => acks.push(appended, ack),
                 }
             }
             self.records.fetch_add(records, Ordering::Relaxed);
@@ -413,6 +416,11 @@ impl Partition {
                 self.synced_acks.lock().fail_beyond(self.cursors.durable(), reason);
             }
         }
+        let is_logged = told.is_some();
+        if let Some((appended, ack)) = told {
+            self.cursors.publish_told(writer.end);
+            ack.answer(Ok(appended));
+        }
         if now_safe && !is_copy {
             writer.at_risk.add(writer.end, records, self.rules.threshold());
         }
@@ -422,7 +430,7 @@ impl Partition {
             if self.cursors.offer(start, writer.end) {
                 self.wake_members();
             }
-            if hand == Hand::Appender {
+            if hand == Hand::Appender && !is_logged {
                 self.want(Wants::Commit);
             }
             return;

@@ -4,12 +4,12 @@
 mod support;
 
 use bytes::Bytes;
-use metaq_store::{Ack, AppendError, Appended, BatchRecord, Health, Partition, Refusal, StoreOptions};
+use metaq_store::{Ack, AppendError, Appended, BatchRecord, Health, Partition, Reader, Refusal, SliceAt, StoreOptions};
 use metaq_types::{MessageId, Offset};
 use std::fs;
 use std::ops::ControlFlow;
 use std::sync::Arc;
-use support::faulty::Fault;
+use support::faulty::{Fault, FaultyDisk};
 use support::*;
 
 fn batch(ids: std::ops::Range<i64>, bytes: usize) -> Vec<BatchRecord> {
@@ -145,4 +145,46 @@ fn the_journal_is_no_partition_of_a_topic() {
     let store = metaq_store::Store::open(options()).unwrap();
     assert_eq!(store.journal().unwrap().positions().durable, at(25));
     assert!(store.recovery_report().clean);
+}
+
+/// Its messages are told as stored before they can be read: whoever asks for them meanwhile is to wait.
+#[test]
+fn a_logged_batch_is_answered_when_it_is_written() {
+    for threshold in [0, 1000] {
+        let setup = Setup::new(threshold, 1000);
+        let disk = Arc::new(FaultyDisk::default());
+        let store = setup.open_on(disk.clone());
+        let partition = setup.partition(&store, "test-0");
+        let before = put(&partition, b"before").unwrap();
+        partition.request_sync();
+        wait_synced(&partition);
+        let start = before.offset + u64::from(before.bytes);
+        disk.shut_gate();
+        let outcomes = Arc::new(Outcomes::default());
+        partition.append_logged(batch(1..3, 30), Ack::new(outcomes.clone(), 0));
+        assert_eq!(outcomes.now(0).expect("answered at once").unwrap().offset, start);
+        assert_eq!(partition.positions().durable, start);
+        assert!(matches!(partition.slice(start.wire(), 1000, Reader::Consumer), SliceAt::AtEnd { unsynced: true }));
+        assert!(partition.awaits_told());
+        disk.open_gate();
+        match threshold {
+            0 => partition.sync_logged(),
+            _ => partition.request_sync(),
+        }
+        tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(partition.told_is_durable());
+        assert!(!partition.awaits_told());
+        assert_eq!(read_from(&partition, 0, 1000).len(), 3);
+    }
+}
+
+/// What waits for a sync behind a logged batch is answered after it, and takes the batch along.
+#[test]
+fn a_put_behind_a_logged_batch_has_both_synced() {
+    let setup = Setup::new(0, 1000);
+    let store = setup.open();
+    let partition = setup.partition(&store, "test-0");
+    let outcomes = Arc::new(Outcomes::default());
+    partition.append_logged(batch(1..3, 30), Ack::new(outcomes.clone(), 0));
+    let after = put(&partition, b"after").unwrap();
+    assert_eq!(partition.positions().durable, after.offset + u64::from(after.bytes));
 }

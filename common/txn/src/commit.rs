@@ -33,6 +33,8 @@ pub(crate) struct Commits {
     running: bool,
     /// Entries nobody waits for: they go with the next decision.
     notes: Vec<Bytes>,
+    /// Partitions with batches nobody waits for: they are synced with what the journal takes next.
+    owed: Vec<Arc<Partition>>,
 }
 
 /// A transaction whose decision is in the journal.
@@ -144,7 +146,7 @@ impl Inner {
             tokio::task::yield_now().await;
             let group = self.commits.lock().next_group();
             if group.is_empty() {
-                return;
+                return self.sync_owed();
             }
             // Several go into one write; one alone may be so large that a session must not be kept that long.
             let is_large = matches!(&group[..], [only] if only.bytes() > u64::from(BATCH_BYTES_MAX));
@@ -241,8 +243,15 @@ impl Inner {
                 }
             }
         }
-        runs.iter_mut().for_each(Run::append);
+        let logged = runs.iter_mut().filter_map(|run| run.append(self.settings.synced));
+        self.commits.lock().owed.extend(logged);
         Storing { at, decided, runs }
+    }
+
+    /// Has the batches synced that came into their partitions before. Their transactions are answered already.
+    pub(crate) fn sync_owed(&self) {
+        let owed = std::mem::take(&mut self.commits.lock().owed);
+        owed.iter().for_each(Partition::sync_logged);
     }
 
     /// Waits for the partitions, and for as many members as have to hold the journal; the answers in the order of the
@@ -299,16 +308,23 @@ impl Inner {
 }
 
 impl Run {
-    fn append(&mut self) {
+    /// `is_logged`: the journal holds the batch durably, so there is no sync to wait for, and one is owed to the partition
+    /// that comes back. Where members of a quorum are asked, they are waited for.
+    fn append(&mut self, is_logged: bool) -> Option<Arc<Partition>> {
         match &self.log {
             Ok(log) => {
                 let records = self.shares.iter().flat_map(|share| share.records.iter().cloned()).collect();
                 let (ack, outcome) = ack();
-                log.append_batch(records, ack);
                 self.outcome = Some(outcome);
+                if is_logged && log.confirmed() == Offset::MAX {
+                    log.append_logged(records, ack);
+                    return Some(Arc::clone(log));
+                }
+                log.append_batch(records, ack);
             }
             Err(reason) => tracing::error!(partition = %self.partition, reason, "a batch cannot be stored"),
         }
+        None
     }
 
     /// Adds to each transaction's fate what has become of its share.
@@ -333,7 +349,7 @@ impl Run {
                 for share in shares {
                     let log = Ok(Arc::clone(&log));
                     let mut run = Run { partition: partition.clone(), log, shares: vec![share], outcome: None };
-                    run.append();
+                    run.append(false);
                     Box::pin(run.settle(fates)).await;
                 }
             }

@@ -207,6 +207,7 @@ impl Inner {
                 let (key, placed) = (key.clone(), Vec::new());
                 let decided = Decided { number, key, by_operator, batches, parts, placed, again: true };
                 let storing = self.append_batches(at, vec![decided]);
+                self.sync_owed();
                 self.finish(storing, patience).await.pop().expect("one decision gets one answer")
             }
             Err(reason) => {
@@ -347,6 +348,7 @@ impl Inner {
     pub(crate) async fn append(&self, records: Vec<BatchRecord>, synced: bool) -> Result<Appended, AppendError> {
         let (ack, outcome) = ack();
         self.journal.append_entries(records, synced, ack);
+        self.sync_owed();
         let outcome = outcome.await;
         self.note_disk(&outcome);
         outcome

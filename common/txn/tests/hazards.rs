@@ -177,6 +177,8 @@ async fn h11_what_is_stored_is_not_stored_again() {
         let (disk, store, coordinator) = place.open_faulty();
         prepared(&coordinator, &place, A);
         command(&coordinator, Command::CommitTwoPhase, A).unwrap();
+        // The answer waits for the journal's sync only.
+        wait_until("the batches are durable", || place.targets().iter().all(|target| is_durable(&store, target)));
         let written = store.journal().unwrap().positions().written;
         power_fails(&place, &disk, store, coordinator);
         for _ in 0..2 {
@@ -185,6 +187,31 @@ async fn h11_what_is_stored_is_not_stored_again() {
             assert_eq!(recovered.completed, Vec::<String>::new());
             assert_eq!(count(&store, &place, A), [2, 2]);
             assert!(coordinator.recover(None).is_empty());
+            end(coordinator);
+        }
+    })
+    .await;
+}
+
+/// H11: the answer to a commit waits for the journal's sync, not for those of the partitions, and the power fails between
+/// them: the next start stores the batches again, once.
+#[tokio::test(flavor = "multi_thread")]
+async fn h11_what_was_answered_before_its_partition_was_synced_is_stored_once() {
+    blocking(|| {
+        // Of one segment: a journal that rolls is synced once more.
+        let place = Place { journal_segment_bytes: 1 << 20, ..Place::new(0, 2) };
+        let (disk, store, coordinator) = place.open_faulty();
+        prepared(&coordinator, &place, A);
+        disk.shut_gate_behind(1);
+        command(&coordinator, Command::CommitTwoPhase, A).unwrap();
+        assert!(!place.targets().iter().any(|target| is_durable(&store, target)), "their syncs are held back");
+        disk.add(Fault::Dead);
+        disk.open_gate();
+        power_fails(&place, &disk, store, coordinator);
+        for completed in [2, 0] {
+            let (store, coordinator, recovered) = place.open_with_trouble(sound()).unwrap();
+            assert_eq!(recovered.completed.len(), completed, "{:?}", recovered.completed);
+            assert_eq!(count(&store, &place, A), [2, 2]);
             end(coordinator);
         }
     })

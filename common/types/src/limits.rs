@@ -82,6 +82,10 @@ pub const CONNECTION_PARKED_MAX: usize = 100_000;
 /// A `get … wait=MS` waits at most this long.
 pub const LONG_POLL_MAX: Duration = Duration::from_secs(30);
 
+/// A get or an offset that comes between the answer to a commit and the sync of its messages waits at most this long for
+/// that sync.
+pub const TOLD_WAIT_MAX: Duration = Duration::from_secs(1);
+
 pub const CONNECTIONS_MAX: usize = 10_000;
 
 /// Connections beyond those that are told so for a moment before they are closed; further ones are closed at once.

@@ -131,6 +131,38 @@ fn nothing_is_visible_before_the_commit_and_all_of_it_after() -> Result<()> {
     Ok(())
 }
 
+/// The answer to a commit does not wait for the sync of the partition, which comes with the next: the question that
+/// follows it does, be it for the messages or for the end.
+#[test]
+fn what_a_commit_was_answered_for_is_read_by_the_next_get() -> Result<()> {
+    let site = site()?;
+    let master = site.start_master(&[])?;
+    let (mut writer, mut reader) = (Raw::connect(&master.address)?, Raw::connect(&master.address)?);
+    let mut ends = [0; 4];
+    for number in 1..=100 {
+        let key = format!("TX:s:{number}");
+        fill(&mut writer, &key, 4)?;
+        check(&command(&mut writer, &key, "COMMIT_ONE_PHASE")?, 200, "");
+        for (partition, end) in ends.iter_mut().enumerate() {
+            let reply = reader.get("test", partition as i32, *end, 1 << 20)?;
+            let records = reply.records(*end as u64);
+            let bodies: Vec<_> = records.iter().map(|record| record.body.as_slice()).collect();
+            assert_eq!(bodies, [key.as_bytes()], "partition {partition} at {end}");
+            *end += 20 + key.len() as i64;
+        }
+        fill(&mut writer, &key, 4)?;
+        check(&command(&mut writer, &key, "COMMIT_ONE_PHASE")?, 200, "");
+        for (partition, end) in ends.iter_mut().enumerate() {
+            *end += 20 + key.len() as i64;
+            match partition % 2 {
+                0 => assert_eq!(reader.end("test", partition as i32)?, *end as u64),
+                _ => check(&reader.ask(&format!("offset test raw {partition} {} 7", i64::MAX))?, 200, &end.to_string()),
+            }
+        }
+    }
+    Ok(())
+}
+
 #[test]
 fn a_connection_that_ends_and_a_timeout_roll_back() -> Result<()> {
     let site = site()?;

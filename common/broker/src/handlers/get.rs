@@ -1,5 +1,6 @@
 use crate::answer::{Answer, failed};
 use crate::dispatch::Conversation;
+use crate::handlers::told::when_durable;
 use crate::node::{NodeRole, Shared};
 use crate::outbound::Outbound;
 use crate::realtime::Kind;
@@ -43,6 +44,8 @@ enum Outcome {
     Answer(Answer),
     /// Nothing to read yet; the answer is what a get without `wait` is told.
     Nothing(Answer),
+    /// The answer, were it not for messages whose commit was answered and whose sync is on the way.
+    Early(Answer),
 }
 
 /// Answers with stored bytes, or with where to go on. With `wait=` and nothing to read the request is parked, and
@@ -80,6 +83,17 @@ pub(crate) fn get(conversation: &mut Conversation, get: Get) {
             };
             parked.tell(true);
             tokio::spawn(parked.run());
+        }
+        (Outcome::Early(_), _) => {
+            let (asked_of, opaque, partition) = (Arc::clone(node), get.opaque, log(node, &get, asker));
+            let get = Get { topic: get.topic.detached(), group: get.group.detached(), ..get };
+            let again = move || {
+                let (Outcome::Answer(answer) | Outcome::Nothing(answer) | Outcome::Early(answer)) =
+                    now(&asked_of, &get, asker);
+                count(&asked_of, &get, &answer);
+                answer
+            };
+            when_durable(conversation, opaque, partition, again);
         }
         (Outcome::Answer(answer) | Outcome::Nothing(answer), _) => {
             count(node, &get, &answer);
@@ -120,7 +134,7 @@ impl Parked {
         let answer = loop {
             let late = tokio::time::timeout_at(self.until, self.something()).await.is_err();
             match now(&self.node, &self.get, self.asker) {
-                Outcome::Answer(answer) => break answer,
+                Outcome::Answer(answer) | Outcome::Early(answer) => break answer,
                 Outcome::Nothing(answer) if late || self.node.is_stopping() || self.outbound.has_ended() => {
                     break answer;
                 }
@@ -189,6 +203,8 @@ fn now(node: &Shared, get: &Get, asker: Asker) -> Outcome {
         return Outcome::Answer(Answer::text(Status::BadRequest, text));
     };
     let max_bytes = max_bytes.min(node.max_transfer_size());
+    // Before the look at what is durable: what was told by now is seen by it, or waited for.
+    let is_early = !asker.is_node && partition.awaits_told();
     match partition.slice(get.offset, max_bytes, asker.reader(&partition)) {
         SliceAt::Bytes(slice) => {
             let extra = asker.is_node.then(|| extra(node, &partition, slice.segment()));
@@ -196,7 +212,10 @@ fn now(node: &Shared, get: &Get, asker: Asker) -> Outcome {
         }
         SliceAt::Trimmed { oldest } => Outcome::Answer(Answer::moved(oldest)),
         SliceAt::Skip { to } => Outcome::Answer(Answer::moved(to)),
-        SliceAt::Beyond { end } if moves_back(node, get.offset, asker) => Outcome::Answer(Answer::moved(end)),
+        SliceAt::Beyond { end } if moves_back(node, get.offset, asker) => match is_early {
+            true => Outcome::Early(Answer::moved(end)),
+            false => Outcome::Answer(Answer::moved(end)),
+        },
         SliceAt::AtEnd { unsynced } => {
             if unsynced {
                 partition.request_sync();
@@ -205,7 +224,8 @@ fn now(node: &Shared, get: &Get, asker: Asker) -> Outcome {
             // Whoever has read ahead must not take silence for a word that nobody is asked, and show all it has.
             let is_ahead = Offset::from_wire(get.offset).is_some_and(|offset| offset > positions.durable);
             let told = asker.is_node && (is_ahead || asks_quorum(node, &partition));
-            Outcome::Nothing(not_found(get.offset, told.then_some(positions.readable)))
+            let nothing = not_found(get.offset, told.then_some(positions.readable));
+            if is_early && get.wait.is_none() { Outcome::Early(nothing) } else { Outcome::Nothing(nothing) }
         }
         SliceAt::Beyond { .. } => Outcome::Answer(not_found(get.offset, None)),
         SliceAt::Failed { reason } => {

@@ -4,5 +4,6 @@ pub(crate) mod get;
 pub(crate) mod offset;
 pub(crate) mod put;
 pub(crate) mod stats;
+mod told;
 pub(crate) mod transaction;
 pub(crate) mod version;

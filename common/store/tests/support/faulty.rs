@@ -52,6 +52,8 @@ pub(crate) struct FaultyDisk {
 #[derive(Default)]
 struct Gate {
     shut: bool,
+    /// So many pass although it is shut.
+    passes: u64,
     waiting: usize,
 }
 
@@ -82,6 +84,12 @@ impl FaultyDisk {
         self.gate.lock().shut = true;
     }
 
+    /// Nor does any after that many from now.
+    pub(crate) fn shut_gate_behind(&self, passes: u64) {
+        let mut gate = self.gate.lock();
+        (gate.shut, gate.passes) = (true, passes);
+    }
+
     pub(crate) fn open_gate(&self) {
         self.gate.lock().shut = false;
         self.gate_moved.notify_all();
@@ -99,9 +107,10 @@ impl FaultyDisk {
         let mut gate = self.gate.lock();
         gate.waiting += 1;
         self.gate_moved.notify_all();
-        while gate.shut {
+        while gate.shut && gate.passes == 0 {
             self.gate_moved.wait(&mut gate);
         }
+        gate.passes = gate.passes.saturating_sub(1);
         gate.waiting -= 1;
     }
 

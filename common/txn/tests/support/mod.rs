@@ -216,6 +216,12 @@ pub(crate) fn bodies(store: &Store, target: &PartitionId) -> Vec<String> {
     all
 }
 
+/// Whether all that is in a partition is durable, and something is.
+pub(crate) fn is_durable(store: &Store, target: &PartitionId) -> bool {
+    let positions = store.get(&target.topic, target.number as i32).map(|partition| partition.positions());
+    positions.is_some_and(|positions| positions.written > Offset::ZERO && positions.durable == positions.written)
+}
+
 /// Lets go of the store without closing it, as a crash does.
 pub(crate) fn end(coordinator: Coordinator) {
     tokio::runtime::Handle::current().block_on(coordinator.close(DEADLINE));
