@@ -225,7 +225,11 @@ fn now(node: &Shared, get: &Get, asker: Asker) -> Outcome {
             let is_ahead = Offset::from_wire(get.offset).is_some_and(|offset| offset > positions.durable);
             let told = asker.is_node && (is_ahead || asks_quorum(node, &partition));
             let nothing = not_found(get.offset, told.then_some(positions.readable));
-            if is_early && get.wait.is_none() { Outcome::Early(nothing) } else { Outcome::Nothing(nothing) }
+            if is_early && get.wait.is_none_or(|wait| wait.is_zero()) {
+                Outcome::Early(nothing)
+            } else {
+                Outcome::Nothing(nothing)
+            }
         }
         SliceAt::Beyond { .. } => Outcome::Answer(not_found(get.offset, None)),
         SliceAt::Failed { reason } => {
