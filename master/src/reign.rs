@@ -96,11 +96,12 @@ pub(crate) async fn take_fence(
             Err(error @ ClaimError::Foreign { .. }) => bail!("{error}"),
             Err(error @ (ClaimError::ZooKeeper { .. } | ClaimError::NoPath { .. })) => {
                 let text = error.to_string();
+                // Each time: meanwhile the gate said who is asked.
+                gate.say(&format!(
+                    "the master is starting, and ZooKeeper has not confirmed yet that no other reigns: {text}; the broker \
+                     tries on, try again"
+                ));
                 if said != text {
-                    gate.say(&format!(
-                        "the master is starting, and ZooKeeper has not confirmed yet that no other reigns: {text}; the \
-                         broker tries on, try again"
-                    ));
                     warn!("puts are refused until ZooKeeper confirms that no other master reigns: {text}; trying on");
                     said = text;
                 }

@@ -1,6 +1,6 @@
 //! Brokers and a real ZooKeeper: F38, reload, what a stop leaves.
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use metaq_config::BrokerConfig;
 use metaq_harness::ports::free_address;
 use metaq_harness::process::{Broker, Site, binary_path, wait_until};
@@ -9,7 +9,9 @@ use metaq_harness::zookeeper::ZooKeeper;
 use metaq_registry::{Cluster, Role, lookup};
 use metaq_types::BrokerId;
 use rustix::process::Signal;
+use std::net::TcpListener;
 use std::process::Command;
+use zookeeper_client::{Acls, Client, CreateMode};
 
 struct Registered {
     zookeeper: ZooKeeper,
@@ -253,6 +255,38 @@ fn a_put_before_zookeeper_answers_names_it() -> Result<()> {
     assert_eq!(reply.code, 503);
     for part in ["not stored", &nowhere, "try again"] {
         assert!(reply.text().contains(part), "{part}: {}", reply.text());
+    }
+    Ok(())
+}
+
+/// So is one beside somebody who is registered, does not answer, and is asked again before each try.
+#[test]
+fn a_put_that_zookeeper_gives_no_rights_for_says_so_whoever_is_registered() -> Result<()> {
+    let zookeeper = Registered::start()?;
+    let site = zookeeper.site()?;
+    // The socket of a frozen master takes connections as well.
+    let frozen = TcpListener::bind("127.0.0.1:0")?;
+    let holder = format!("meta://{}", frozen.local_addr()?);
+    let client = zookeeper.runtime.block_on(Client::connect(&zookeeper.zookeeper.connect()))?;
+    let [everybody, nobody] = [Acls::anyone_all(), Acls::anyone_read()];
+    zookeeper.runtime.block_on(async {
+        client.mkdir("/meta/brokers/ids/0", &CreateMode::Persistent.with_acls(everybody)).await?;
+        client.mkdir("/meta/fences", &CreateMode::Persistent.with_acls(nobody)).await?;
+        let seat = CreateMode::Ephemeral.with_acls(everybody);
+        client.create("/meta/brokers/ids/0/master", holder.as_bytes(), &seat).await
+    })?;
+    site.write_ini()?;
+    let mut broker = Broker::spawn(&site, "metaq-master", &[])?;
+    let line = broker.wait_for_line("serving reads; messages are accepted")?;
+    let address = line.split('"').nth(1).and_then(|uri| uri.strip_prefix("meta://")).context("no address")?;
+    broker.wait_for_line("puts are refused until ZooKeeper confirms")?;
+    let mut raw = Raw::connect(address)?;
+    for part in [holder.as_str(), "setAcl -R /meta"] {
+        wait_until(&format!("the refusal to say {part}"), || {
+            let refused = raw.put("test", 0, b"x")?;
+            ensure!(refused.code == 503, "{} {}", refused.code, refused.text());
+            Ok(refused.text().contains(part).then_some(()))
+        })?;
     }
     Ok(())
 }
