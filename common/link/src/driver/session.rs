@@ -109,7 +109,6 @@ struct Session {
     budget: Arc<Budget>,
     /// The master's generation of its list; `None` behind a master without greetings.
     catalog: Option<u64>,
-    listed_at: Instant,
     /// The checksum of the master's configuration when it was last fetched, as the master told it.
     config: Option<Option<u32>>,
     followed: HashSet<PartitionId>,
@@ -142,7 +141,6 @@ impl Session {
             way,
             budget: Arc::new(Budget::new(options.catch_up_bytes_per_second)),
             catalog: None,
-            listed_at: Instant::now(),
             config: None,
             followed: HashSet::new(),
             held: Held::new(),
@@ -169,6 +167,8 @@ impl Session {
 
     /// Serves until the connection fails; the answer says how.
     async fn serve(&mut self) -> String {
+        // The first new partition is followed at once; many new ones do not cause as many lists.
+        let mut list_at = Instant::now();
         loop {
             let known = self.catalog;
             let config = match self.greet(Some(KEEP_ALIVE_WAIT)).await {
@@ -181,8 +181,8 @@ impl Session {
             if self.catalog == known && known.is_some() {
                 continue;
             }
-            // The first new partition is followed at once; many new ones do not cause as many lists.
-            tokio::time::sleep_until(self.listed_at + LIST_INTERVAL_MIN).await;
+            tokio::time::sleep_until(list_at).await;
+            list_at = Instant::now() + LIST_INTERVAL_MIN;
             match self.list().await {
                 Ok(listed) => {
                     if let Err(reason) = self.take_list(listed).await {
@@ -258,10 +258,10 @@ impl Session {
 
     /// The master's partitions. There is no other source of what to follow: a partition of the configuration that the
     /// master does not have would cost a poll for nothing, and comes into the list with its first message.
-    async fn list(&mut self) -> Result<Vec<Listed>, String> {
-        self.listed_at = Instant::now();
+    async fn list(&self) -> Result<Vec<Listed>, String> {
+        let asked = Instant::now();
         let text = in_time(self.way.client.stats("offsets"), None).await?;
-        self.board.heard(self.listed_at.into_std());
+        self.board.heard(asked.into_std());
         Ok(listing::parse(&String::from_utf8_lossy(&text)))
     }
 
