@@ -1,11 +1,9 @@
 //! Field cases of the wire: F31, F48, F49, and everything `wire-protocol` lists as malformed.
 
 use anyhow::{Context, Result};
-use metaq_harness::ports::free_address;
+use metaq_harness::console::Console;
 use metaq_harness::process::{Site, wait_until};
 use metaq_harness::raw::{Raw, Reply};
-use std::io::{Read, Write};
-use std::net::TcpStream;
 use std::time::Duration;
 
 fn crc(body: &[u8]) -> i64 {
@@ -368,8 +366,8 @@ fn messages_that_do_not_come_to_an_end_are_bounded() -> Result<()> {
 #[test]
 fn a_low_limit_of_open_files_refuses_newcomers_and_nobody_else() -> Result<()> {
     let mut site = Site::new()?;
-    let console = free_address()?;
-    site.set("dashboardHttpPort", &console.port().to_string()).topic("wide", &[("numPartitions", "20")]);
+    let console = Console::on(&mut site)?;
+    site.topic("wide", &[("numPartitions", "20")]);
     site.launch_by(["sh", "-c", "ulimit -n 64 && exec \"$0\" \"$@\""].map(str::to_owned).to_vec());
     let broker = site.start_master(&[])?;
     let log = broker.log_text();
@@ -390,11 +388,7 @@ fn a_low_limit_of_open_files_refuses_newcomers_and_nobody_else() -> Result<()> {
     for partition in 0..20 {
         bystander.put("wide", partition, b"x")?.stored()?;
     }
-    let mut http = TcpStream::connect(console)?;
-    http.write_all(b"GET /healthz HTTP/1.0\r\n\r\n")?;
-    let mut answer = String::new();
-    http.read_to_string(&mut answer)?;
-    assert!(answer.contains(" 200 OK"), "{answer}");
+    assert_eq!(console.ask("GET /healthz")?.0, 200);
     drop(crowd);
     wait_until("there is room again", || {
         Ok(Raw::connect(&broker.address)?.ask("version 2").ok().filter(|r| r.code == 200))

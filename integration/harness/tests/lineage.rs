@@ -315,7 +315,7 @@ fn a_master_without_zookeeper_stops_acknowledging_in_time() -> Result<()> {
     master.wait_for_line("accepting no messages: ZooKeeper was not heard of for too long")?;
     zookeeper.run()?;
     wait_until("puts to be accepted again", || Ok((raw.put("test", 0, b"y")?.code == 200).then_some(())))?;
-    wait_until("its log to say so", || Ok((master.log_text().matches("accepting messages").count() == 2).then_some(())))
+    wait_until("its log to say so", || Ok((master.log_text().matches("accepting messages").count() > 1).then_some(())))
 }
 
 /// Two slaves promoted at once: one reigns, the other ends and says who won.
