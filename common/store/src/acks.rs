@@ -15,8 +15,9 @@ pub struct Appended {
     pub bytes: u32,
 }
 
-/// Where outcomes of appends go. Called on the thread that learned the outcome, in log order within a partition and
-/// with that partition's acks locked: it must not block and must not call the store.
+/// Where outcomes of appends go. Called on the thread that learned the outcome, in log order within a partition (but for
+/// logged batches, which wait for no sync) and with that partition's acks or its writer locked: it must not block and must
+/// not call the store.
 pub trait AckSink: Send + Sync {
     fn acked(&self, ticket: u64, outcome: Result<Appended, AppendError>);
 }

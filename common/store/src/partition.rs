@@ -264,10 +264,7 @@ impl Partition {
         if !self.admit(append) {
             return false;
         }
-        if self.rules.level() == FlushLevel::Os {
-            return true;
-        }
-        if is_logged {
+        if is_logged || self.rules.level() == FlushLevel::Os {
             return true;
         }
         let is_waited_for = !is_copy && self.is_waited_for_idly();

@@ -430,7 +430,8 @@ impl Partition {
             if self.cursors.offer(start, writer.end) {
                 self.wake_members();
             }
-            if hand == Hand::Appender && !is_logged {
+            // The sync of a logged batch is owed by its appender, but with this level nobody asks for it.
+            if hand == Hand::Appender && (!is_logged || level == FlushLevel::Os) {
                 self.want(Wants::Commit);
             }
             return;
