@@ -73,6 +73,17 @@ impl Partition {
         RecordHeader::parse(&header).ok().filter(|header| !header.is_zeros())
     }
 
+    /// Whether damage is known to lie between two places of one segment. All that a power failure has done is known.
+    pub fn has_damage(&self, from: Offset, to: Offset) -> bool {
+        let segments = self.segments.load();
+        let after = segments.partition_point(|segment| segment.base <= from);
+        let Some(segment) = after.checked_sub(1).map(|place| &segments[place]) else { return false };
+        let lies_there = |damage: Range<u32>| {
+            segment.base + u64::from(damage.start) < to && segment.base + u64::from(damage.end) > from
+        };
+        segment.damage().into_iter().any(lies_there)
+    }
+
     /// The record at `offset`, which `bytes` long in all lies below the written end; checked.
     pub fn read_record(&self, offset: Offset, bytes: u32) -> io::Result<(RecordHeader, Vec<u8>)> {
         let wrong = |what: &str| io::Error::new(io::ErrorKind::InvalidData, format!("the record at {offset} {what}"));

@@ -8,7 +8,7 @@ use crate::reply::Refused;
 use crate::table::{State, Table};
 use crate::work::{ack, read_message};
 use metaq_store::{AppendError, Appended, BatchRecord, Partition, RulesFor, Store};
-use metaq_types::Offset;
+use metaq_types::{MessageId, Offset};
 use metaq_wire::{Text, TransactionKey};
 use std::collections::HashSet;
 use std::io;
@@ -198,8 +198,9 @@ impl Recovery<'_> {
             return Ok(None);
         }
         let ids: Vec<_> = messages.iter().map(|message| message.id).collect();
-        let missing = missing(&partition, part.at, &ids).map_err(|error| error.to_string())?;
-        if which == Which::Torn && missing.len() == messages.len() {
+        let Missing { ids: missing, cut_short } =
+            missing(&partition, part.at, &ids).map_err(|error| error.to_string())?;
+        if which == Which::Torn && !cut_short {
             return Ok(None);
         }
         let records: Result<Vec<BatchRecord>, String> = messages
@@ -214,10 +215,10 @@ impl Recovery<'_> {
         let (ack, outcome) = ack();
         partition.append_batch(records, ack);
         let Appended { offset, bytes, .. } = outcome.wait().map_err(|error| error.to_string())?;
-        // Of a batch that was there in part, this is its end; the whole of it begins earlier.
+        // Of a batch that was cut short, this is its end; the whole of it begins earlier.
         let already: u64 = messages
             .iter()
-            .filter(|message| !missing.contains(&message.id))
+            .filter(|message| cut_short && !missing.contains(&message.id))
             .map(|message| self.bytes_of(message))
             .sum();
         let at = Offset::new(offset.get().saturating_sub(already)).unwrap_or(offset);
@@ -248,18 +249,23 @@ fn is_there(partition: &Partition, applied: &Part, first: &Logged) -> bool {
     if applied.at < positions.kept {
         return true;
     }
-    applied.at + u64::from(applied.size) <= positions.written
+    let end = applied.at + u64::from(applied.size);
+    end <= positions.written
         && partition.header_at(applied.at).is_some_and(|header| header.id == first.id)
+        && !partition.has_damage(applied.at, end)
+}
+
+/// What a partition does not hold of a batch.
+pub(crate) struct Missing {
+    pub(crate) ids: HashSet<MessageId>,
+    /// The others are the end of the log: what is missing belongs right behind them.
+    cut_short: bool,
 }
 
 /// Which messages of a batch a partition does not hold from `from` on. A batch of which the first messages are there
-/// and end the log was cut short; what follows is missing. One with other messages behind it was whole once: what is
-/// missing in the middle is damaged, and is not stored a second time out of its place.
-pub(crate) fn missing(
-    partition: &Partition,
-    from: Offset,
-    ids: &[metaq_types::MessageId],
-) -> io::Result<HashSet<metaq_types::MessageId>> {
+/// and end the log was cut short. One with other messages behind it has damage in it: its commit may have been answered
+/// before it was synced, and what a power failure leaves of bytes that were not may be the later ones.
+pub(crate) fn missing(partition: &Partition, from: Offset, ids: &[MessageId]) -> io::Result<Missing> {
     let mut missing: HashSet<_> = ids.iter().copied().collect();
     let mut last_found_end = None;
     partition.walk(from, |at, header, _| {
@@ -268,6 +274,6 @@ pub(crate) fn missing(
         }
         if missing.is_empty() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     })?;
-    let cut_short = last_found_end.is_none_or(|end| end == partition.positions().written);
-    Ok(if cut_short { missing } else { HashSet::new() })
+    let cut_short = last_found_end.is_some_and(|end| end == partition.positions().written);
+    Ok(Missing { ids: missing, cut_short })
 }

@@ -224,7 +224,7 @@ impl Inner {
         let ids: Vec<_> = batch.records.iter().map(|record| record.id).collect();
         // Unreadable, it is refused by the append as well.
         if let Ok(missing) = missing(&partition, part.at, &ids) {
-            batch.records.retain(|record| missing.contains(&record.id));
+            batch.records.retain(|record| missing.ids.contains(&record.id));
         }
     }
 

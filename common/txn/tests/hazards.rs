@@ -27,7 +27,9 @@
 mod support;
 
 use metaq_txn::Command;
+use metaq_types::Offset;
 use std::fs;
+use std::ops::ControlFlow;
 use std::time::Duration;
 use support::faulty::Fault;
 use support::*;
@@ -213,6 +215,49 @@ async fn h11_what_was_answered_before_its_partition_was_synced_is_stored_once() 
             assert_eq!(recovered.completed.len(), completed, "{:?}", recovered.completed);
             assert_eq!(count(&store, &place, A), [2, 2]);
             end(coordinator);
+        }
+    })
+    .await;
+}
+
+/// H13: of what is not synced a power failure may leave the later bytes and not the ones before: what it took from the
+/// middle of a batch whose commit was answered is stored again, once, whether the note that it was stored is left or not.
+#[tokio::test(flavor = "multi_thread")]
+async fn h13_what_is_lost_in_the_middle_of_a_batch_is_stored_again() {
+    blocking(|| {
+        for (taken, is_noted) in [(0, true), (1, true), (0, false), (1, false)] {
+            let place = Place::new(0, 1);
+            let (disk, store, coordinator) = place.open_faulty();
+            for name in [A, B] {
+                prepared(&coordinator, &place, name);
+                command(&coordinator, Command::CommitTwoPhase, name).unwrap();
+            }
+            bodies(&store, &place.targets()[0]);
+            if !is_noted {
+                disk.add(Fault::Dead);
+            }
+            end(coordinator);
+            drop(store);
+            let segment = place.data().join("test-0/00000000000000000000.meta");
+            let mut bytes = fs::read(&segment).unwrap();
+            assert_eq!(bytes.len(), 4 * (20 + A.len()), "one segment");
+            let body = taken * (20 + A.len()) + 20;
+            bytes[body..body + A.len()].fill(0);
+            fs::write(&segment, bytes).unwrap();
+            for completed in [1, 0] {
+                let (store, coordinator, recovered) = place.open_with_trouble(sound()).unwrap();
+                assert_eq!(recovered.completed.len(), completed, "{taken} {is_noted}: {:?}", recovered.completed);
+                let mut held = Vec::new();
+                let partition = store.get("test", 0).unwrap();
+                let damage = partition
+                    .walk(Offset::ZERO, |_, _, body| {
+                        held.push(String::from_utf8(body.to_vec()).unwrap());
+                        ControlFlow::Continue(())
+                    })
+                    .unwrap();
+                assert_eq!((&held[..], damage.len()), (&[A, B, B, A].map(str::to_owned)[..], 1), "{taken} {is_noted}");
+                end(coordinator);
+            }
         }
     })
     .await;
