@@ -2,7 +2,6 @@
 
 use metaq_types::limits::{APPEND_QUEUE_BYTES_MAX, CONNECTIONS_MAX, CONNECTIONS_REFUSED_MAX, UNFINISHED_BYTES_MAX};
 use parking_lot::Mutex;
-use rustix::process::{Resource, getrlimit};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -79,10 +78,9 @@ pub(crate) struct Admitted(Arc<Admission>);
 
 impl Default for Admission {
     fn default() -> Admission {
-        let files = getrlimit(Resource::Nofile).current.and_then(|files| usize::try_from(files).ok());
         Admission {
             connections: AtomicUsize::new(0),
-            room: Room::within(files.unwrap_or(usize::MAX)),
+            room: Room::within(metaq_store::files_limit()),
             in_flight: Arc::default(),
             unfinished: AtomicUsize::new(0),
             disk_low: AtomicBool::new(false),
@@ -187,7 +185,7 @@ mod tests {
         for files in [usize::MAX, 1 << 20, 16 * 1024] {
             assert_eq!(Room::within(files), plenty, "{files}");
         }
-        for (files, connections) in [(4096, 2560), (1024, 320), (64, 20), (0, 1)] {
+        for (files, connections) in [(4096, 1536), (1024, 320), (64, 20), (0, 1)] {
             let room = Room::within(files);
             assert_eq!((room.connections, room.files), (connections, Some(files)));
             assert!(room.used_up().contains(&format!("limit of {files} open files")), "{}", room.used_up());

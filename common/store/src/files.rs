@@ -71,18 +71,23 @@ impl FileCache {
     }
 }
 
-/// How many of the files that a process may have open are segments: they must not take what connections need.
+/// How many of the files that a process may have open are segments at most: they must not take what connections need.
 pub fn open_files_max(of: usize) -> usize {
-    OPEN_FILES_MAX.min(of / 2)
+    cached_files_max(of) + unsettled_files_max(of)
 }
 
-/// The same for this process.
-pub(crate) fn open_files_max_here() -> usize {
-    open_files_max(files_limit())
+/// Those that the cache keeps.
+pub(crate) fn cached_files_max(of: usize) -> usize {
+    OPEN_FILES_MAX.min(of / 4)
+}
+
+/// Those that the write-ahead log keeps, whether the cache has let go of them or not.
+pub(crate) fn unsettled_files_max(of: usize) -> usize {
+    of / 4
 }
 
 /// How many files this process may have open.
-pub(crate) fn files_limit() -> usize {
+pub fn files_limit() -> usize {
     let limit = getrlimit(Resource::Nofile).current.and_then(|files| usize::try_from(files).ok());
     limit.unwrap_or(usize::MAX)
 }

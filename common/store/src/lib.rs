@@ -58,7 +58,7 @@ pub use examine::{
     Holder, Misplaced, PartitionFiles, PathContent, PieceFault, RecordFile, SegmentFile, holder, partition_files,
     path_content, unreplayed,
 };
-pub use files::open_files_max;
+pub use files::{files_limit, open_files_max};
 pub use ids::{IdClock, WallClock, unix_ms};
 pub use inspect::{Inspection, LogFiles, inspect};
 pub use join::SetAside;

@@ -3,7 +3,7 @@ use crate::committer::{COMMITTERS, Committers};
 use crate::disk::{Disk, OsDisk, create_dirs};
 use crate::ended::{self, Ended};
 use crate::errors::{CloseError, CreateError, OpenError};
-use crate::files::{FileCache, open_files_max_here};
+use crate::files::{FileCache, cached_files_max, files_limit};
 use crate::full::{Full, Lacks};
 use crate::ids::{IdClock, WallClock};
 use crate::kind;
@@ -126,7 +126,7 @@ impl Store {
         let shared = Arc::new(Shared {
             wal,
             disk,
-            files: FileCache::new(open_files_max_here()),
+            files: FileCache::new(cached_files_max(files_limit())),
             ids,
             committers: Committers::default(),
             releases: Releases::default(),

@@ -21,7 +21,7 @@ mod replay;
 use crate::committer::Work;
 use crate::disk::{Disk, write_all_at};
 use crate::errors::OpenError;
-use crate::files::files_limit;
+use crate::files::{files_limit, unsettled_files_max};
 use crate::metrics::{FlushCause, StoreMetrics};
 use crate::partition::Partition;
 use format::{BLOCK_BYTES, Buffer, Use};
@@ -64,8 +64,7 @@ impl Default for WalOptions {
             file_bytes: 8 * 1024 * 1024,
             begin_after_rounds: 64,
             free_bytes_min: 1024 * 1024 * 1024,
-            // Half of what the process may open; the rest is for segments that are read, and for connections.
-            partitions_max: files_limit() / 2 / files,
+            partitions_max: unsettled_files_max(files_limit()) / files,
         }
     }
 }
@@ -130,9 +129,12 @@ struct Current {
 }
 
 impl Current {
-    fn has_room(&self, bytes: u64, options: &WalOptions) -> bool {
+    /// For an entry of so many bytes that covers these partitions.
+    fn has_room(&self, bytes: u64, covered: &[(Work, Offset)], options: &WalOptions) -> bool {
+        let is_new = |partition: &Partition| partition.wal_use.load(Ordering::Relaxed) != self.this.sequence;
+        let new = covered.iter().filter(|(work, _)| is_new(&work.partition)).count();
         self.position.max(BLOCK_BYTES) + bytes <= options.file_bytes
-            && self.touched.len() < options.partitions_max.max(1)
+            && self.touched.len() + new <= options.partitions_max.max(1)
     }
 
     fn touch(&mut self, partition: &Arc<Partition>) {
@@ -216,7 +218,7 @@ impl Wal {
             }
         }
         let started = Instant::now();
-        let written = if entry.is_empty() { Ok(false) } else { self.append(&mut ring) };
+        let written = if entry.is_empty() { Ok(false) } else { self.append(&mut ring, &covered) };
         match written {
             Ok(true) => {
                 let current = ring.current.as_mut().expect("it has just been written to");
@@ -262,7 +264,7 @@ impl Wal {
             }
             ring.buffer.begin();
             ring.buffer.forget(partition);
-            match self.append(&mut ring) {
+            match self.append(&mut ring, &[]) {
                 Ok(true) => return Ok(()),
                 Ok(false) if self.is_stuck(&ring) => {
                     return Err(
@@ -278,9 +280,10 @@ impl Wal {
     }
 
     /// Puts the entry in the buffer behind the others, durably; `false` when there is no room for it now.
-    fn append(&self, ring: &mut Ring) -> io::Result<bool> {
+    fn append(&self, ring: &mut Ring, covered: &[(Work, Offset)]) -> io::Result<bool> {
         let bytes = ring.buffer.file_bytes();
-        let is_full = |ring: &Ring| ring.current.as_ref().is_none_or(|current| !current.has_room(bytes, &self.options));
+        let has_room = |current: &Current| current.has_room(bytes, covered, &self.options);
+        let is_full = |ring: &Ring| !ring.current.as_ref().is_some_and(has_room);
         if is_full(ring) && (!self.advance(ring) || is_full(ring)) {
             return Ok(false);
         }

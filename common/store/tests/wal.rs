@@ -61,17 +61,26 @@ fn many_partitions_are_made_durable_by_one_file() {
 /// so did letting a connection in.
 #[test]
 fn no_more_files_are_kept_open_than_the_process_may_have() {
-    let (setup, disk) = (Setup::new(0, 1 << 20), Arc::new(PowerDisk::default()));
-    let store = open(&setup, &disk, WalOptions { partitions_max: 4, file_bytes: 1 << 20, ..WAL });
-    begin(&setup, &store, &disk);
-    for number in 0..40 {
-        put(&setup.partition(&store, &format!("test-{number}")), b"a message").unwrap();
-    }
-    let synced = || (0..40).filter(|number| disk.syncs_in(&format!("test-{number}")) > 0).count();
-    let until = Instant::now() + DEADLINE;
-    while synced() < 40 - 4 * WAL.files {
-        assert!(Instant::now() < until, "{} of 40 are synced", synced());
-        std::thread::yield_now();
+    for at_once in [1, 3] {
+        let (setup, disk) = (Setup::new(0, 1 << 20), Arc::new(PowerDisk::default()));
+        let store = open(&setup, &disk, WalOptions { partitions_max: 4, file_bytes: 1 << 20, ..WAL });
+        begin(&setup, &store, &disk);
+        let partitions: Vec<_> = (0..40).map(|number| setup.partition(&store, &format!("test-{number}"))).collect();
+        for some in partitions.chunks(at_once) {
+            let outcomes = Arc::new(Outcomes::default());
+            some.iter().zip(0..).for_each(|(partition, ticket)| {
+                append(partition, b"a message", Ack::new(outcomes.clone(), ticket));
+            });
+            for ticket in 0..some.len() as u64 {
+                outcomes.wait(ticket).unwrap();
+            }
+        }
+        let synced = || (0..40).filter(|number| disk.syncs_in(&format!("test-{number}")) > 0).count();
+        let until = Instant::now() + DEADLINE;
+        while synced() < 40 - 4 * WAL.files {
+            assert!(Instant::now() < until, "{} of 40 are synced, {at_once} at once", synced());
+            std::thread::yield_now();
+        }
     }
 }
 
