@@ -17,7 +17,7 @@
 //! | H10 | commits in part, told to be rolled back | `disks.rs`: `h10_…`; `crash.rs` | answered -7, completed once there is room |
 //! | H11 | stored again after a crash | `h11_…`, `crash.rs` | stored once: the decision comes first, ids tell the rest |
 //! | H12 | prepare is not durable with flush 0 or 2 | `h12_…`, `crash.rs` | survives a crash; power loss at once with 1, a second later with 2 |
-//! | H13 | committed messages are not forced | `cut.rs`: `h13_…`; `crash.rs` | the journal has them until the partition has synced them |
+//! | H13 | committed messages are not forced | `h13_…`; `cut.rs`: `h13_…`; `crash.rs` | the journal has them until the partition has synced them |
 //! | H14 | a full disk leaves half a record | `disks.rs`: `a_full_disk_…`; `a_damaged_entry_…` | refused, or decided and stored later |
 //! | H15 | a wild length stops the start | `a_damaged_entry_…`; import: `original/redo.rs` | reported, and read on behind it |
 //! | H16 | `maxCheckpoints` 0 or a bad file stops the start | `h16_…`; config `server_ini` refuses the 0 | it starts |
