@@ -1,15 +1,16 @@
 //! Leaving Java: a slave of ours copies the original's master, takes its place, and the way back (replication, "Part D").
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use metaq_config::BrokerConfig;
 use metaq_harness::original;
 use metaq_harness::pair::{assert_prefix, assert_same, wait_level};
-use metaq_harness::process::{Broker, Site, wait_until};
+use metaq_harness::process::{Broker, Site, binary_path, wait_until};
 use metaq_harness::raw::{Raw, Stored};
 use metaq_harness::zookeeper::ZooKeeper;
 use metaq_registry::lookup;
 use metaq_types::BrokerId;
 use std::fs;
+use std::process::Command;
 use zookeeper_client::{Acls, Client, CreateMode};
 
 const PARTITIONS: i32 = 3;
@@ -67,6 +68,15 @@ fn wait_unregistered(site: &Site) -> Result<()> {
     })
 }
 
+/// What the page on leaving Java says before the switch: the slave, which runs, lacks nothing.
+fn assert_safe(site: &Site, slave: &Broker) -> Result<()> {
+    let mut metaq = Command::new(binary_path("metaq")?);
+    metaq.arg("--config").arg(site.ini_path()).args(["--broker", &slave.address, "promote", "--dry-run"]);
+    let page = String::from_utf8(metaq.output()?.stdout)?;
+    ensure!(page.contains("verdict    safe"), "{page}");
+    Ok(())
+}
+
 /// A consumer group's position as the Java client keeps it, and the version of the node that holds it.
 struct GroupOffset {
     runtime: tokio::runtime::Runtime,
@@ -111,11 +121,13 @@ fn a_slave_of_the_original_takes_its_place() -> Result<()> {
     // An orderly restart, then a crash, both on the same address.
     master.stop()?;
     wait_unregistered(&ours)?;
+    assert_safe(&ours, &slave)?;
     let master = original::start(&java)?;
     acked.extend(put_many(&master, 200, b'c')?);
     wait_level(&master, &slave, "test", PARTITIONS)?;
     master.kill()?;
     wait_unregistered(&ours)?;
+    assert_safe(&ours, &slave)?;
     let master = original::start(&java)?;
     acked.extend(put_many(&master, 100, b'd')?);
     wait_level(&master, &slave, "test", PARTITIONS)?;
