@@ -3,12 +3,15 @@
 use crate::disk::{Disk, replace_file};
 use crate::errors::OpenError;
 use crate::load::end_of_files;
+use crate::metrics::FlushCause;
+use crate::partition::Partition;
 use crate::store::{Store, wall_clock_ms};
 use crate::texts::Form;
 use metaq_types::{Epoch, Lineage, Reign};
 use std::collections::BTreeMap;
 use std::io;
 use std::path::Path;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 const FORM: Form = Form {
@@ -33,6 +36,9 @@ impl Store {
     /// Begins a reign of this node, durably: whatever is appended from now on belongs to it.
     pub fn begin_reign(&self, epoch: Epoch) -> Result<(), OpenError> {
         let mut lineage = self.lineage()?;
+        // What was written since the opening: a reign must not be noted to begin where a loss of power leaves nothing.
+        let unsynced = |log: &Arc<Partition>| log.positions().durable < log.positions().written;
+        self.logs().into_iter().filter(unsynced).for_each(|log| log.commit(FlushCause::Commit));
         let mut starts: BTreeMap<_, _> = self.logs().iter().map(|p| (p.id().clone(), p.positions().written)).collect();
         // What cannot be read at the moment is not gone: it ends where its files do, or at least where it did before.
         let before = lineage.starts();

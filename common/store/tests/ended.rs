@@ -103,3 +103,16 @@ fn a_reign_names_where_a_removed_partition_goes_on_if_that_is_its_own_end() {
     store.begin_reign(Epoch(8)).unwrap();
     assert_eq!(start(&store), 0);
 }
+
+/// Its start is noted durably: noted beyond what a loss of power leaves, the next start would say that files were cut.
+#[test]
+fn a_reign_begins_where_the_log_is_durable() {
+    let setup = Setup::new(1000, 1000);
+    let store = setup.open();
+    let partition = setup.partition(&store, "test-0");
+    put(&partition, b"stored by a recovery").unwrap();
+    assert!(partition.positions().durable < partition.positions().written);
+    store.begin_reign(Epoch(1)).unwrap();
+    let start = store.lineage().unwrap().starts()[partition.id()];
+    assert_eq!((start, partition.positions().durable), (partition.positions().written, start));
+}
