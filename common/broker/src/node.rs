@@ -67,6 +67,11 @@ pub enum NodeRole {
     },
 }
 
+/// A slave's master, for a message.
+pub(crate) fn master_named(master: &watch::Receiver<Option<String>>) -> String {
+    master.borrow().clone().unwrap_or_else(|| "not known at the moment".to_owned())
+}
+
 /// What a node is made of.
 pub struct NodeOptions {
     pub config: Live,

@@ -169,28 +169,28 @@ fn not_registered(state: Option<&State>) -> Option<Statement> {
 
 fn full(partitions: &[(PartitionId, String)]) -> Option<Statement> {
     let (_, reason) = partitions.first()?;
-    let names = some(partitions.iter().map(|(partition, _)| partition.to_string()), partitions.len());
+    let names = named(partitions);
     let detail = format!("no room for what comes to {names}: {reason}; free some space, no restart is needed");
     Some(Statement { code: "disk_full", detail })
 }
 
 fn refusing(partitions: &[(PartitionId, String)]) -> Option<Statement> {
     let (_, reason) = partitions.first()?;
-    let names = some(partitions.iter().map(|(partition, _)| partition.to_string()), partitions.len());
+    let names = named(partitions);
     let detail = format!("nothing can be stored in {names}: {reason}; put that right, no restart is needed");
     Some(Statement { code: "refusing", detail })
 }
 
 fn poisoned(partitions: &[(PartitionId, String)]) -> Option<Statement> {
     let (_, reason) = partitions.first()?;
-    let names = partitions.iter().map(|(partition, _)| partition.to_string());
-    let detail = format!("a disk error made {} read-only until a restart: {reason}", some(names, partitions.len()));
+    let names = named(partitions);
+    let detail = format!("a disk error made {names} read-only until a restart: {reason}");
     Some(Statement { code: "poisoned", detail })
 }
 
 fn lost(logs: &[(PartitionId, String)]) -> Option<Statement> {
     let (_, text) = logs.first()?;
-    let names = some(logs.iter().map(|(log, _)| log.to_string()), logs.len());
+    let names = named(logs);
     let detail = format!("files are gone of {names}: {text}; the log says more");
     Some(Statement { code: "lost", detail })
 }
@@ -198,7 +198,7 @@ fn lost(logs: &[(PartitionId, String)]) -> Option<Statement> {
 /// Messages that no reader gets any more.
 fn damaged(logs: &[(PartitionId, u64)], advice: &str) -> Option<Statement> {
     let bytes: u64 = logs.iter().map(|(_, bytes)| bytes).sum();
-    let names = some(logs.iter().map(|(log, _)| log.to_string()), logs.len());
+    let names = named(logs);
     let detail =
         format!("{bytes} bytes in the files here of {names} are no message, and readers are led across; {advice}");
     (!logs.is_empty()).then_some(Statement { code: "damaged", detail })
@@ -279,6 +279,10 @@ fn lagging(link: &LinkStatus, bound: Duration) -> Option<Statement> {
         link.bytes_per_second,
     );
     Some(Statement { code: "lagging", detail })
+}
+
+fn named<Known>(logs: &[(PartitionId, Known)]) -> String {
+    some(logs.iter().map(|(log, _)| log.to_string()), logs.len())
 }
 
 /// The first names, and how many more.

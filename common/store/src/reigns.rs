@@ -37,9 +37,10 @@ impl Store {
     pub fn begin_reign(&self, epoch: Epoch) -> Result<(), OpenError> {
         let mut lineage = self.lineage()?;
         // What was written since the opening: a reign must not be noted to begin where a loss of power leaves nothing.
-        let unsynced = |log: &Arc<Partition>| log.positions().durable < log.positions().written;
-        self.logs().into_iter().filter(unsynced).for_each(|log| log.commit(FlushCause::Commit));
-        let mut starts: BTreeMap<_, _> = self.logs().iter().map(|p| (p.id().clone(), p.positions().written)).collect();
+        let logs = self.logs();
+        let unsynced = |log: &&Arc<Partition>| log.positions().durable < log.positions().written;
+        logs.iter().filter(unsynced).for_each(|log| log.commit(FlushCause::Commit));
+        let mut starts: BTreeMap<_, _> = logs.iter().map(|p| (p.id().clone(), p.positions().written)).collect();
         // What cannot be read at the moment is not gone: it ends where its files do, or at least where it did before.
         let before = lineage.starts();
         for id in self.failed.keys() {

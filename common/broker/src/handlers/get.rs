@@ -86,7 +86,6 @@ pub(crate) fn get(conversation: &mut Conversation, get: Get) {
         }
         (Outcome::Early(_), _) => {
             let (asked_of, opaque, partition) = (Arc::clone(node), get.opaque, log(node, &get, asker));
-            let get = Get { topic: get.topic.detached(), group: get.group.detached(), ..get };
             let again = move || {
                 let (Outcome::Answer(answer) | Outcome::Nothing(answer) | Outcome::Early(answer)) =
                     now(&asked_of, &get, asker);

@@ -2,7 +2,7 @@ use crate::answer::Answer;
 use crate::dispatch::Conversation;
 use crate::handlers::transaction;
 use crate::metrics::Counters;
-use crate::node::{NodeRole, Shared};
+use crate::node::{NodeRole, Shared, master_named};
 use crate::realtime::Kind;
 use crate::topics::TopicState;
 use metaq_config::Topic;
@@ -103,7 +103,7 @@ fn taken_answer(counters: &Counters, partition: i32, taken: Result<MessageId, me
 fn accept(node: &Shared, state: Option<&TopicState>, put: &Put) -> Result<(Arc<Partition>, i32), Refused> {
     let refuse = |status, detail: String| Refused { status, partition: put.partition, detail };
     if let NodeRole::Slave { slave_id, master, .. } = &node.role {
-        let master = master.borrow().clone().unwrap_or_else(|| "not known at the moment".to_owned());
+        let master = master_named(master);
         let detail = format!(
             "not stored: this broker is slave {slave_id} of broker {} and accepts no messages; send them to its master: \
              {master}",

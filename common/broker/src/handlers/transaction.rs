@@ -1,6 +1,6 @@
 use crate::answer::Answer;
 use crate::dispatch::Conversation;
-use crate::node::{NodeRole, Shared};
+use crate::node::{NodeRole, Shared, master_named};
 use crate::settings::strictest_ack;
 use metaq_txn::{Command, Coordinator};
 use metaq_types::Status;
@@ -85,7 +85,7 @@ fn shortage(node: &Shared, command: Command) -> Option<String> {
 /// The node's coordinator, or why it takes no transactions.
 pub(crate) fn coordinator(node: &Shared) -> Result<&Coordinator, String> {
     if let NodeRole::Slave { slave_id, master, .. } = &node.role {
-        let master = master.borrow().clone().unwrap_or_else(|| "not known at the moment".to_owned());
+        let master = master_named(master);
         return Err(format!(
             "this broker is slave {slave_id} of broker {} and takes no transactions; its master is: {master}",
             node.broker_id

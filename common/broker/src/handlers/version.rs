@@ -1,7 +1,7 @@
 use crate::answer::Answer;
 use crate::dispatch::Conversation;
 use crate::gate::Successor;
-use crate::node::{NodeRole, Shared, VERSION};
+use crate::node::{NodeRole, Shared, VERSION, master_named};
 use crate::outbound::Outbound;
 use metaq_config::ReplicationTransport;
 use metaq_link::members::members_word;
@@ -97,9 +97,9 @@ fn unproven(conversation: &Conversation) -> Option<Answer> {
 fn greet(conversation: &mut Conversation, opaque: Opaque, greeting: Greeting) {
     let node = &Arc::clone(&conversation.node);
     if let NodeRole::Slave { slave_id, master, .. } = &node.role {
-        let at = master.borrow().clone().unwrap_or_else(|| "not known here".to_owned());
+        let master = master_named(master);
         let text = format!(
-            "this broker is slave {slave_id} of broker {}, not its master, which is {at}: slaves follow the master only; \
+            "this broker is slave {slave_id} of broker {}, not its master, which is {master}: slaves follow the master only; \
              correct --master or what stands in ZooKeeper",
             node.broker_id
         );
